@@ -1,0 +1,37 @@
+"""K28: the sum over tensor-parallel ranks, in rank order."""
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+def tp_sum(partial: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Sum of `partial` [T, N] over the ranks of `group`: gathered, added in rank order in fp32,
+    rounded once to the dtype of `partial`.
+
+    An all-reduce adds in an order that follows the message size and the element's place in it;
+    here element (t, n) never depends on T, so a row has the same bits in every batch, and all
+    ranks hold the same bits. Group None or of one rank: identity.
+    """
+    if group is None or group.size() == 1 or partial.numel() == 0:
+        return partial
+    return ordered_sum(gather(partial, group)).to(partial.dtype)
+
+
+def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All-gather along a new leading rank axis: [T, N] -> [ranks, T, N]."""
+    ranks = group.size()
+    gathered = torch.empty(ranks, *x.shape, dtype=x.dtype, device=x.device)
+    # As bytes: not every backend moves every dtype.
+    dist.all_gather_into_tensor(
+        gathered.view(-1).view(torch.uint8), x.contiguous().view(-1).view(torch.uint8), group=group
+    )
+    return gathered
+
+
+def ordered_sum(gathered: Tensor) -> Tensor:
+    """fp32 sum over axis 0, ascending."""
+    total = gathered[0].float()
+    for part in gathered[1:]:
+        total = total + part.float()
+    return total

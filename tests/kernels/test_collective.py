@@ -1,0 +1,52 @@
+"""K28 over real gloo ranks: rank order, one rounding, the same row bits in every batch."""
+
+import torch
+from torch import distributed as dist
+from torch import multiprocessing as mp
+
+from dspark.kernels.collective import ordered_sum, tp_sum
+
+RANKS = 3
+
+
+def partials() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(RANKS, 5, 64, generator=generator).bfloat16()
+
+
+def _rank(rank: int, init_file: str, results) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{init_file}", rank=rank, world_size=RANKS)
+    mine = partials()[rank]
+    group = dist.group.WORLD
+    whole = tp_sum(mine, group)
+    alone = torch.cat([tp_sum(row[None], group) for row in mine])
+    strided = tp_sum(mine.T.contiguous().T, group)
+    nothing = tp_sum(mine[:0], group)
+    assert nothing.shape == (0, 64)
+    results.put((rank, whole.float().tolist(), alone.float().tolist(), strided.float().tolist()))
+    dist.destroy_process_group()
+
+
+def test_all_ranks_hold_the_ordered_sum(tmp_path):
+    context = mp.get_context("spawn")
+    results = context.SimpleQueue()
+    processes = mp.spawn(_rank, args=(str(tmp_path / "init"), results), nprocs=RANKS, join=False)
+    received = [results.get() for _ in range(RANKS)]
+    while not processes.join():
+        pass
+    x = partials().float()
+    want = ((x[0] + x[1]) + x[2]).bfloat16().float().tolist()
+    for rank, whole, alone, strided in received:
+        assert whole == want, rank
+        assert alone == want, rank
+        assert strided == want, rank
+
+
+def test_no_group_is_the_identity():
+    x = partials()[0]
+    assert tp_sum(x, None) is x
+
+
+def test_the_order_of_the_sum_is_ascending():
+    big = torch.tensor([[1.0]]), torch.tensor([[2.0**24]]), torch.tensor([[-(2.0**24)]])
+    assert ordered_sum(torch.stack(big)).item() == 0.0  # (1 + 2^24) rounds the 1 away

@@ -1,0 +1,252 @@
+"""K23 against a brute-force oracle that walks rows and positions one by one."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from dspark.kernels.step import draft_meta, empty_draft_meta, empty_step_meta, step_meta
+
+PAGE = 256
+
+
+@dataclasses.dataclass
+class Batch:
+    """Requests with shuffled pages, as an allocator leaves them after some churn."""
+
+    req_slot: list[int]
+    prefix_len: list[int]
+    row_len: list[int]
+    rows: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+        slots, pages_a_slot = 8, 6
+        full = torch.randperm(slots * pages_a_slot, generator=generator) + 1
+        swa = torch.randperm(slots * pages_a_slot, generator=generator) + 1
+        token = torch.arange(PAGE)
+        self.req_to_token = torch.zeros(slots, pages_a_slot * PAGE, dtype=torch.int32)
+        self.full_to_swa = torch.zeros((slots * pages_a_slot + 1) * PAGE, dtype=torch.int64)
+        for i, (f, s) in enumerate(zip(full.tolist(), swa.tolist(), strict=True)):
+            slot, page = divmod(i, pages_a_slot)
+            self.req_to_token[slot, page * PAGE + token] = (f * PAGE + token).int()
+            self.full_to_swa[f * PAGE + token] = s * PAGE + token
+        locations = [
+            int(self.req_to_token[slot, prefix + r])
+            for slot, prefix, n in self.requests()
+            if slot >= 0
+            for r in range(n)
+        ]
+        self.full_loc = torch.zeros(self.rows, dtype=torch.int64)
+        self.full_loc[: len(locations)] = torch.tensor(locations, dtype=torch.int64)
+
+    def requests(self) -> list[tuple[int, int, int]]:
+        return list(zip(self.req_slot, self.prefix_len, self.row_len, strict=True))
+
+    def swa(self, slot: int, pos: int) -> int:
+        return int(self.full_to_swa[int(self.req_to_token[slot, pos])])
+
+    def arguments(self) -> dict:
+        return {
+            "req_slot": torch.tensor(self.req_slot, dtype=torch.int64),
+            "prefix_len": torch.tensor(self.prefix_len, dtype=torch.int64),
+            "req_to_token": self.req_to_token,
+            "full_to_swa": self.full_to_swa,
+        }
+
+
+def run(batch: Batch, *, store_all: bool, window=128, ring_c4=16, ring_c128=136, out=None):
+    return step_meta(
+        **batch.arguments(),
+        row_len=torch.tensor(batch.row_len, dtype=torch.int64),
+        rows=batch.rows,
+        full_loc=batch.full_loc,
+        window=window,
+        ring_c4=ring_c4,
+        ring_c128=ring_c128,
+        max_pages=6,
+        max_c128=12,
+        store_all=store_all,
+        out=out,
+    )
+
+
+def must_store(pos: int, end: int, ratio: int) -> bool:
+    """What a chunk without rollback has to keep (open block; C4: block before, page tails)."""
+    if ratio == 128:
+        return pos >= end // 128 * 128
+    return pos >= end // 4 * 4 - 4 or pos % PAGE >= PAGE - 4
+
+
+def check_against_oracle(batch, meta, *, store_all, window=128, ring_c4=16, ring_c128=136):
+    row = 0
+    for request, (slot, prefix, n) in enumerate(batch.requests()):
+        tokens = prefix + n if slot >= 0 else 0
+        pages = [
+            int(batch.req_to_token[slot, p * PAGE]) // PAGE if p * PAGE < tokens else -1
+            for p in range(6)
+        ]
+        assert meta.page_table[request].tolist() == pages
+        if slot < 0:
+            continue
+        for r in range(n):
+            pos, full = prefix + r, int(batch.full_loc[row])
+            window_positions = range(max(0, pos - window + 1), pos + 1)
+            window_slots = [batch.swa(slot, p) for p in window_positions]
+            assert meta.pos[row] == pos
+            assert meta.row_req[row] == request
+            assert meta.row_in_req[row] == r
+            assert meta.swa_loc[row] == batch.swa(slot, pos)
+            assert meta.c4_loc[row] == (full // 4 if pos % 4 == 3 else -1)
+            assert meta.c128_loc[row] == (full // 128 if pos % 128 == 127 else -1)
+            assert meta.swa_len[row] == len(window_slots)
+            assert meta.swa_idx[row].tolist() == window_slots + [-1] * (window - len(window_slots))
+            assert meta.c4_len[row] == (pos + 1) // 4
+            entries = [
+                int(batch.req_to_token[slot, j * 128]) // 128 for j in range((pos + 1) // 128)
+            ]
+            assert meta.c128_len[row] == len(entries)
+            assert meta.c128_idx[row].tolist() == entries + [-1] * (12 - len(entries))
+
+            def c4_row(p, slot=slot):
+                if p < 0:
+                    return -1
+                loc = batch.swa(slot, p)
+                return loc // PAGE * ring_c4 + loc % ring_c4
+
+            assert meta.c4_plan[row].tolist() == [pos, c4_row(pos - 7), c4_row(pos - 3), r]
+            assert meta.c128_plan[row].tolist() == [pos, slot * ring_c128, ring_c128, r]
+            keep_c4 = store_all or must_store(pos, prefix + n, 4)
+            keep_c128 = store_all or must_store(pos, prefix + n, 128)
+            if meta.c4_store[row] != -1 or keep_c4:
+                assert meta.c4_store[row] == c4_row(pos)
+            if meta.c128_store[row] != -1 or keep_c128:
+                assert meta.c128_store[row] == slot * ring_c128 + pos % ring_c128
+            row += 1
+    for name, value in meta._asdict().items():
+        if name in ("pos", "row_in_req", "swa_len", "c4_len", "c128_len"):
+            assert (value[row:] == 0).all(), name
+        elif name in ("c4_plan", "c128_plan"):
+            assert (value[row:, 1] == -1).all(), name
+            assert (value[row:, 0] == 0).all(), name
+        elif name != "page_table":
+            assert (value[row:] == -1).all(), name
+
+
+def assert_no_shared_ring_row(store: torch.Tensor) -> None:
+    rows = store[store >= 0]
+    assert rows.unique().numel() == rows.numel()
+
+
+@pytest.mark.parametrize("position", [0, 1, 3, 122, 126, 127, 128, 251, 254, 255, 256, 383, 511])
+def test_verify_rows_match_the_oracle(position):
+    batch = Batch([3, 1, 7], [position, 5, max(position - 3, 0)], [6, 1, 4], rows=16)
+    meta = run(batch, store_all=True)
+    check_against_oracle(batch, meta, store_all=True)
+    assert (meta.c4_store[:11] >= 0).all()
+    assert (meta.c128_store[:11] >= 0).all()
+    assert_no_shared_ring_row(meta.c4_store)
+    assert_no_shared_ring_row(meta.c128_store)
+
+
+@pytest.mark.parametrize(("prefix", "length"), [(0, 1), (0, 300), (131, 400), (256, 257), (7, 700)])
+def test_prefill_rows_match_the_oracle(prefix, length):
+    batch = Batch([2, 5], [prefix, 0], [length, 9], rows=length + 9)
+    meta = run(batch, store_all=False)
+    check_against_oracle(batch, meta, store_all=False)
+    assert_no_shared_ring_row(meta.c4_store)
+    assert_no_shared_ring_row(meta.c128_store)
+
+
+def test_stored_rows_of_a_straddling_verify():
+    """Six rows at 126: C4 rows 94, 95, 80..83 of page 5, C128 rows 894..899 of slot 3."""
+    batch = Batch([3], [126], [6], rows=6)
+    page = int(batch.full_to_swa[int(batch.req_to_token[3, 0])]) // PAGE
+    meta = run(batch, store_all=True, ring_c128=256)
+    assert (meta.c4_store - (page - 5) * 16).tolist() == [94, 95, 80, 81, 82, 83]
+    assert meta.c128_store.tolist() == [894, 895, 896, 897, 898, 899]
+    assert (meta.c4_loc >= 0).tolist() == [False, True, False, False, False, True]
+    assert (meta.c128_loc >= 0).tolist() == [False, True, False, False, False, False]
+
+
+def test_two_rows_of_one_ring_row_keep_the_highest_position():
+    batch = Batch([1], [0], [40], rows=40)
+    meta = run(batch, store_all=True, ring_c4=8)
+    assert (meta.c4_store[:32] == -1).all()
+    assert (meta.c4_store[32:] >= 0).all()
+
+
+def test_padded_requests_touch_nothing():
+    real = Batch([3, 4], [130, 17], [6, 2], rows=12)
+    padded = Batch([3, -1, 4, 0], [130, 0, 17, 0], [6, 0, 2, 0], rows=12)
+    want, got = run(real, store_all=True), run(padded, store_all=True)
+    check_against_oracle(padded, got, store_all=True)
+    for name in want._fields:
+        if name not in ("page_table", "row_req"):
+            assert torch.equal(getattr(want, name), getattr(got, name)), name
+
+
+def test_no_requests_at_all():
+    meta = run(Batch([], [], [], rows=3), store_all=True)
+    check_against_oracle(Batch([], [], [], rows=3), meta, store_all=True)
+    assert meta.page_table.shape == (0, 6)
+
+
+def test_out_is_written_in_place_with_the_declared_types():
+    batch = Batch([3, 1], [126, 300], [6, 3], rows=10)
+    out = empty_step_meta(
+        rows=10, requests=2, window=128, max_pages=6, max_c128=12, device=torch.device("cpu")
+    )
+    want, got = run(batch, store_all=True), run(batch, store_all=True, out=out)
+    assert got is out
+    for name, a, b in zip(want._fields, want, got, strict=True):
+        assert a.dtype == b.dtype, name
+        assert torch.equal(a, b), name
+
+
+def test_draft_list_is_window_then_block():
+    batch = Batch([3, 1, -1, 2], [300, 4, 0, 140], [5, 5, 0, 5], rows=15)
+    valid_from = [0, 2, 0, 256]  # the last request has no draft KV yet: the block sees only itself
+    meta = draft_meta(**batch.arguments(), gamma=5, window=128, valid_from=torch.tensor(valid_from))
+    for request, (slot, length, _) in enumerate(batch.requests()):
+        rows = slice(request * 5, request * 5 + 5)
+        if slot < 0:
+            assert (meta.idx[rows] == -1).all()
+            assert (meta.swa_loc[rows] == -1).all()
+            assert (meta.pos[rows] == 0).all()
+            assert (meta.len[rows] == 0).all()
+            continue
+        first = min(max(valid_from[request], length - 128, 0), length)
+        keys = [batch.swa(slot, p) for p in range(first, length + 5)]
+        assert meta.pos[rows].tolist() == list(range(length, length + 5))
+        assert meta.swa_loc[rows].tolist() == keys[-5:]
+        for row in range(rows.start, rows.stop):
+            assert meta.len[row] == len(keys)
+            assert meta.idx[row].tolist() == keys + [-1] * (133 - len(keys))
+
+
+def test_draft_out_is_written_in_place():
+    batch = Batch([3, 1], [300, 4], [5, 5], rows=10)
+    arguments = {
+        **batch.arguments(),
+        "gamma": 5,
+        "window": 128,
+        "valid_from": torch.zeros(2).long(),
+    }
+    out = empty_draft_meta(requests=2, gamma=5, window=128, device=torch.device("cpu"))
+    want, got = draft_meta(**arguments), draft_meta(**arguments, out=out)
+    assert got is out
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(want, got, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ring_c4": 6}, "ring_c4"),
+        ({"ring_c128": 127}, "ring_c128"),
+    ],
+)
+def test_bad_rings_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        run(Batch([1], [0], [1], rows=1), store_all=True, **change)
