@@ -1,0 +1,127 @@
+"""K01-K04, K09: activation quantiser, FP8 and BF16 linears, grouped projection, RMSNorm.
+
+A bf16 activation runs the served arithmetic. An f32 activation runs the oracle: no activation
+quantiser and no bf16 rounding (CPU only, used to compare against full-precision models).
+"""
+
+import torch
+
+from dspark.kernels.linear import reference
+from dspark.kernels.linear.reference import (
+    GROUP,
+    Bf16Weight,
+    Fp8Weight,
+    decode_e8m0,
+    dequantise_fp8,
+)
+
+__all__ = [
+    "Bf16Weight",
+    "Fp8Weight",
+    "act_quant",
+    "bf16_linear",
+    "decode_e8m0",
+    "dequantise_fp8",
+    "fp8_linear",
+    "grouped_linear",
+    "prepare_bf16",
+    "prepare_fp8",
+    "rms_norm",
+]
+
+
+def prepare_fp8(codes: torch.Tensor, scales: torch.Tensor) -> Fp8Weight:
+    """Pack a checkpoint FP8 matrix for serving.
+
+    codes: e4m3 [N, K] (`*.weight`). scales: [ceil(N/128), ceil(K/128)] as E8M0 bytes (uint8 or
+    float8_e8m0fnu, `*.scale`) or already f32. Raises ValueError for another dtype or shape and
+    for a scale that is not finite (E8M0 byte 255).
+    """
+    if codes.dtype != reference.FP8 or codes.ndim != 2:
+        raise ValueError(f"FP8 weight must be a float8_e4m3fn matrix, got {codes.dtype}.")
+    expected = tuple(-(-size // GROUP) for size in codes.shape)
+    if tuple(scales.shape) != expected:
+        raise ValueError(
+            f"FP8 weight {tuple(codes.shape)} needs scales {expected}, got {tuple(scales.shape)}."
+        )
+    if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
+        scales = decode_e8m0(scales)
+    elif scales.dtype != torch.float32:
+        raise ValueError(f"FP8 scales must be E8M0 bytes or float32, got {scales.dtype}.")
+    if not torch.isfinite(scales).all():
+        raise ValueError("FP8 scales contain a value that is not finite (E8M0 byte 255).")
+    codes, scales = codes.contiguous(), scales.contiguous()
+    return Fp8Weight(codes, scales, None if codes.is_cuda else dequantise_fp8(codes, scales))
+
+
+def prepare_bf16(weight: torch.Tensor) -> Bf16Weight:
+    """Pack an unquantised matrix, bf16 (served) or f32 (oracle) [N, K]; ValueError otherwise."""
+    if weight.ndim != 2 or weight.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(
+            f"A linear weight must be a bf16 or f32 matrix, got {weight.dtype} "
+            f"{tuple(weight.shape)}."
+        )
+    weight = weight.contiguous()
+    return Bf16Weight(weight, None if weight.is_cuda else weight.double())
+
+
+def act_quant(
+    x: torch.Tensor, group: int = GROUP, pow2: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K01: quantise activations per row and column group.
+
+    x: bf16 or f32 [T, K]. Returns codes e4m3 [T, K] and scales f32 [T, ceil(K/group)] with
+    scale = max(amax, 1e-4)/448, rounded up to a power of two when `pow2` (checkpoints with
+    `scale_fmt: ue8m0`); x is close to codes * scale.
+    """
+    return reference.act_quant(x, group, pow2)
+
+
+def fp8_linear(x: torch.Tensor, w: Fp8Weight, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """K02: y = x @ w.T with activations quantised per 128 columns.
+
+    x: bf16 [T, K] (f32: oracle, unquantised). Returns [T, N] in `out_dtype`, by default x's
+    dtype. Raises ValueError when K differs.
+    """
+    _same_width(x.shape[-1], w.codes.shape[1])
+    return reference.fp8_linear(x, w, out_dtype)
+
+
+def bf16_linear(
+    x: torch.Tensor, w: Bf16Weight, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """K03: y = x @ w.T without quantisation.
+
+    x: bf16 or f32 [T, K]. Returns [T, N] in `out_dtype`, by default x's dtype. Raises ValueError
+    when K differs.
+    """
+    _same_width(x.shape[-1], w.weight.shape[1])
+    return reference.bf16_linear(x, w, out_dtype)
+
+
+def grouped_linear(o: torch.Tensor, w: Fp8Weight | Bf16Weight) -> torch.Tensor:
+    """K04: group g of the attention output times its own rows of `wo_a`.
+
+    o: bf16 or f32 [T, G, K]; w: [G*Ro, K]. FP8 storage is dequantised and the activation stays
+    unquantised, as the model defines it. Returns [T, G*Ro] in o's dtype. Raises ValueError when K
+    differs or G does not divide the weight rows.
+    """
+    rows, width = w[0].shape
+    _same_width(o.shape[-1], width)
+    if rows % o.shape[1]:
+        raise ValueError(f"{rows} weight rows cannot be split into {o.shape[1]} groups.")
+    return reference.grouped_linear(o, w)
+
+
+def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
+    """K09: x / sqrt(mean(x^2) + eps) * w over the last axis, rounded once to x's dtype.
+
+    x: bf16 or f32 [..., N]; w: [N]. Raises ValueError when N differs.
+    """
+    _same_width(x.shape[-1], w.shape[0])
+    return reference.rms_norm(x, w, eps)
+
+
+def _same_width(activation: int, weight: int) -> None:
+    if activation != weight:
+        raise ValueError(f"Activation has {activation} columns, the weight {weight}.")

@@ -1,0 +1,105 @@
+"""K20-K22: routing and MXFP4 experts.
+
+A bf16 activation runs the served arithmetic (bf16 input and bf16 hidden, wide accumulation). An
+f32 activation runs the oracle without intermediate rounding (CPU only).
+"""
+
+import torch
+
+from dspark.kernels.moe import reference
+from dspark.kernels.moe.reference import SCALE_GROUP, ExpertWeights, Route, dequantise_mxfp4
+
+__all__ = [
+    "ExpertWeights",
+    "Route",
+    "dequantise_mxfp4",
+    "moe_mxfp4",
+    "prepare_experts",
+    "route",
+    "swiglu",
+]
+
+
+def prepare_experts(
+    w13: torch.Tensor, s13: torch.Tensor, w2: torch.Tensor, s2: torch.Tensor
+) -> ExpertWeights:
+    """Pack the MXFP4 experts of a layer.
+
+    w13: u8 [E, 2I, Hd/2] (`experts.*.w1` rows then `.w3` rows), s13: E8M0 u8 [E, 2I, Hd/32];
+    w2: u8 [E, Hd, I/2], s2: E8M0 u8 [E, Hd, I/32]. int8 and float8_e8m0fnu views are accepted.
+    Raises ValueError when the shapes disagree or a scale byte is 255 (NaN).
+    """
+    w13, s13, w2, s2 = (t.view(torch.uint8).contiguous() for t in (w13, s13, w2, s2))
+    count, double_width, half_hidden = w13.shape
+    hidden, width = 2 * half_hidden, double_width // 2
+    expected = {
+        "s13": (s13, (count, 2 * width, hidden // SCALE_GROUP)),
+        "w2": (w2, (count, hidden, width // 2)),
+        "s2": (s2, (count, hidden, width // SCALE_GROUP)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"Experts with w13 {tuple(w13.shape)} need {name} {shape}, "
+                f"got {tuple(tensor.shape)}."
+            )
+    if (s13 == 255).any() or (s2 == 255).any():
+        raise ValueError("MXFP4 scales contain byte 255, which is NaN in E8M0.")
+    if w13.is_cuda:
+        return ExpertWeights(w13, s13, w2, s2, None, None)
+    return ExpertWeights(w13, s13, w2, s2, dequantise_mxfp4(w13, s13), dequantise_mxfp4(w2, s2))
+
+
+def route(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    tid2eid: torch.Tensor | None,
+    token_ids: torch.Tensor,
+    k: int,
+    scale: float,
+    renormalise: bool = True,
+) -> Route:
+    """K20: choose k experts per row by sqrt(softplus(logits)).
+
+    logits: f32 [T, E]; bias: f32 [E], added for the choice only, ties go to the smaller id;
+    tid2eid: i32 [vocab, k] replaces the choice in hash layers; token_ids: i64 [T], negative on
+    padded rows. Weights are the unbiased scores, divided by (their sum + 1e-20) when
+    `renormalise`, times `scale`. Raises ValueError when k exceeds E or the rows disagree.
+    """
+    if k > logits.shape[1] or token_ids.shape[0] != logits.shape[0]:
+        raise ValueError(
+            f"Cannot choose {k} experts from logits {tuple(logits.shape)} "
+            f"for {token_ids.shape[0]} tokens."
+        )
+    return reference.route(logits, bias, tid2eid, token_ids, k, scale, renormalise)
+
+
+def swiglu(gate_up: torch.Tensor, limit: float, *, out_dtype: torch.dtype) -> torch.Tensor:
+    """silu(min(gate, limit)) * clamp(up, -limit, limit).
+
+    gate_up: f32 [T, 2I], gate first. Returns [T, I] in `out_dtype`: the activation dtype of the
+    model, because a following FP8 linear takes f32 to mean the unquantised oracle.
+    """
+    return reference.swiglu(gate_up, limit, out_dtype)
+
+
+def moe_mxfp4(
+    x: torch.Tensor,
+    experts: ExpertWeights,
+    route: Route,
+    limit: float,
+    shared: torch.Tensor | None,
+) -> torch.Tensor:
+    """K21+K22: y = sum_k weight_k * expert_k(x) + shared, this rank's part of the sum.
+
+    x: bf16 or f32 [T, Hd]; limit: the SwiGLU clamp; shared: [T, Hd] output of the shared expert
+    in f32 or x's dtype. Slots are added in ascending expert id, shared last, rounded once to x's
+    dtype; rows whose experts are all -1 return `shared` (or 0). Raises ValueError when the shapes
+    disagree.
+    """
+    if x.shape[1] != 2 * experts.w13.shape[2] or route.experts.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"Activation {tuple(x.shape)} fits neither w13 {tuple(experts.w13.shape)} "
+            f"nor a route of {route.experts.shape[0]} rows."
+        )
+    return reference.moe_mxfp4(x, experts, route, limit, shared)

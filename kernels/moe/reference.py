@@ -1,0 +1,107 @@
+"""Torch mixture of experts: deterministic routing and MXFP4 experts in fp64."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from dspark.kernels.linear.reference import decode_e8m0
+
+SCALE_GROUP = 32  # columns per E8M0 scale of an MXFP4 row
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # codes 0..7; bit 3 is the sign
+ROW_CHUNK = 256  # rows per fp64 temporary in prefill
+
+
+class ExpertWeights(NamedTuple):
+    """Routed experts of one layer, one rank's slice of I; the dense fp64 pair is kept on CPU."""
+
+    w13: torch.Tensor  # u8 [E, 2I, Hd/2]: gate rows then up rows, low nibble = even column
+    s13: torch.Tensor  # u8 E8M0 [E, 2I, Hd/32]
+    w2: torch.Tensor  # u8 [E, Hd, I/2]
+    s2: torch.Tensor  # u8 E8M0 [E, Hd, I/32]
+    dense13: torch.Tensor | None  # f64 [E, 2I, Hd]
+    dense2: torch.Tensor | None  # f64 [E, Hd, I]
+
+
+class Route(NamedTuple):
+    """Experts of each row in ascending id, which is also the order of the final sum."""
+
+    weights: torch.Tensor  # f32 [T, k]
+    experts: torch.Tensor  # i32 [T, k]; -1 with weight 0 on padded rows
+
+
+def dequantise_mxfp4(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """E2M1 pairs u8 [..., K/2] with E8M0 bytes u8 [..., K/32] -> f64 [..., K]."""
+    table = torch.tensor(E2M1_VALUES + tuple(-v for v in E2M1_VALUES), device=packed.device)
+    nibbles = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+    values = table.double()[nibbles.int()].unflatten(-1, (-1, SCALE_GROUP))
+    return (values * decode_e8m0(scales).double().unsqueeze(-1)).flatten(-2)
+
+
+def route(logits, bias, tid2eid, token_ids, k, scale, renormalise=True):
+    scores = torch.sqrt(F.softplus(logits.double())).float()
+    if tid2eid is None:
+        ranked = scores if bias is None else scores + bias
+        # A stable descending sort gives ties to the smaller id, unlike topk.
+        experts = torch.sort(ranked, dim=1, descending=True, stable=True).indices[:, :k]
+    else:
+        experts = tid2eid[token_ids.clamp(min=0)].long()
+    experts = torch.sort(experts, dim=1).values
+    weights = scores.gather(1, experts).double()
+    if renormalise:
+        weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+    padded = (token_ids < 0).unsqueeze(1)
+    weights = (weights * scale).float().masked_fill_(padded, 0.0)
+    return Route(weights, experts.int().masked_fill_(padded, -1))
+
+
+def swiglu(gate_up, limit, out_dtype):
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return (F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)).to(out_dtype)
+
+
+def moe_mxfp4(x, experts, route, limit, shared):
+    if x.shape[0] <= ROW_CHUNK:
+        return _moe_rows(x, experts, route, limit, shared)
+    parts = []
+    for start in range(0, x.shape[0], ROW_CHUNK):
+        rows = slice(start, start + ROW_CHUNK)
+        chosen = Route(route.weights[rows], route.experts[rows])
+        parts.append(
+            _moe_rows(x[rows], experts, chosen, limit, None if shared is None else shared[rows])
+        )
+    return torch.cat(parts)
+
+
+def _moe_rows(x, experts, route, limit, shared):
+    k = route.experts.shape[1]
+    assigned = route.experts.flatten()
+    order = torch.argsort(assigned, stable=True)  # row*k+slot, grouped by expert
+    counts = torch.bincount(assigned + 1, minlength=1).tolist()
+    order = order[counts[0] :]  # drop padded rows (expert -1)
+
+    hidden = x.double()[order // k]
+    hidden = _per_expert(hidden, counts[1:], experts.dense13, experts.w13, experts.s13)
+    hidden = swiglu(hidden, limit, torch.float64 if x.dtype == torch.float32 else x.dtype)
+    hidden = _per_expert(hidden.double(), counts[1:], experts.dense2, experts.w2, experts.s2)
+
+    slots = hidden.new_zeros(x.shape[0] * k, x.shape[1])
+    slots[order] = hidden
+    weights = route.weights.double().unsqueeze(1)
+    total = torch.bmm(weights, slots.view(x.shape[0], k, x.shape[1])).squeeze(1)
+    return (total if shared is None else total + shared).to(x.dtype)
+
+
+def _per_expert(rows, counts, dense, packed, scales):
+    """Rows f64 grouped by expert, `counts[e]` of them each, times that expert's matrix."""
+    out = rows.new_empty(rows.shape[0], packed.shape[1])
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            matrix = (
+                dequantise_mxfp4(packed[expert], scales[expert]) if dense is None else dense[expert]
+            )
+            end = start + count
+            torch.mm(rows[start:end], matrix.t(), out=out[start:end])
+            start = end
+    return out
