@@ -1,0 +1,32 @@
+"""Triton kernels run by the interpreter on the CPU: `TRITON_INTERPRET=1 pytest <this folder>`.
+
+Triton reads the variable when a kernel is decorated, so these tests need a process that was
+started with it; without it nothing here is collected. With it, public ops dispatch to Triton on
+CPU tensors too, and a test compares them with its family's `reference` module:
+
+    got = schedule(...)                  # the kernel
+    want = reference.schedule(...)       # kernels/schedule/reference.py
+
+Keep a case at a dozen programs and a few loop trips: about 0.3 s.
+"""
+
+import os
+
+import pytest
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+if INTERPRETED:
+    from dspark.kernels import interp
+
+    interp.install()
+else:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tiny arrays: threads only get in each other's way."""
+    import torch
+
+    torch.set_num_threads(1)
