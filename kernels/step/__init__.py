@@ -54,7 +54,6 @@ def step_meta(
     rows: int,
     req_to_token: Tensor,
     full_to_swa: Tensor,
-    full_loc: Tensor,
     window: int,
     ring_c4: int,
     ring_c128: int,
@@ -62,12 +61,15 @@ def step_meta(
     max_c128: int,
     page: int = 256,
     store_all: bool,
+    stride: int | None = None,
     out: StepMeta | None = None,
 ) -> StepMeta:
     """Addresses of a target forward: prefill, decode or verify.
 
-    Row r of request i has position `prefix_len[i] + r`. Rows past `sum(row_len)`, rows of a
-    request with `row_len` 0 (there are none) and rows of a request with `req_slot` -1 are padded.
+    Row r of request i has position `prefix_len[i] + r`. Rows are packed request after request,
+    and rows past `sum(row_len)` are padded; or, with `stride`, row r of request i is row
+    `i * stride + r` and the rest of its stride is padded (a verify launches a fixed shape while
+    lengths live on the device). Rows of a request with `req_slot` -1 are padded.
 
     Args:
         req_slot: i64 [R], row of `req_to_token`; -1 = padded request.
@@ -75,11 +77,11 @@ def step_meta(
         rows: T, static.
         req_to_token: i32 [S, M] full-pool location of each position, this forward included.
         full_to_swa: i64 [F] window-pool slot of each full-pool location.
-        full_loc: i64 [T], full-pool location of each row.
         ring_c4, ring_c128: rows of the compressor rings, per page and per request slot.
         store_all: keep every raw row (decode, verify: any of them may turn out to be the last
             committed one). Otherwise keep what a later forward can read: the open block, for C4
             also the block before it and the last four positions of every page.
+        stride: rows launched per request, `row_len` <= stride and T = R * stride; None = packed.
         out: written in place when given.
 
     No two rows of one call share a ring row: the highest position wins.
@@ -87,7 +89,7 @@ def step_meta(
     Raises:
         ValueError: on a shape or ring that breaks these rules.
     """
-    _check_step(req_slot, prefix_len, row_len, rows, full_loc, page, ring_c4, ring_c128)
+    _check_step(req_slot, prefix_len, row_len, rows, stride, page, ring_c4, ring_c128)
     if use_triton(req_slot):
         from dspark.kernels.step.kernel import step_meta as implementation
     else:
@@ -99,7 +101,6 @@ def step_meta(
         rows=rows,
         req_to_token=req_to_token,
         full_to_swa=full_to_swa,
-        full_loc=full_loc,
         window=window,
         ring_c4=ring_c4,
         ring_c128=ring_c128,
@@ -107,6 +108,7 @@ def step_meta(
         max_c128=max_c128,
         page=page,
         store_all=store_all,
+        stride=stride,
         out=out,
     )
 
@@ -199,14 +201,14 @@ def _check_step(
     prefix_len: Tensor,
     row_len: Tensor,
     rows: int,
-    full_loc: Tensor,
+    stride: int | None,
     page: int,
     ring_c4: int,
     ring_c128: int,
 ) -> None:
     _check_same_length(req_slot=req_slot, prefix_len=prefix_len, row_len=row_len)
-    if full_loc.shape != (rows,):
-        raise ValueError(f"full_loc must have shape [{rows}], got {list(full_loc.shape)}")
+    if stride is not None and rows != req_slot.shape[0] * stride:
+        raise ValueError(f"{req_slot.shape[0]} requests of {stride} rows are not {rows} rows")
     if page % 128:
         raise ValueError(f"page must be a multiple of 128 tokens, got {page}")
     if ring_c4 < 8 or ring_c4 % 4 or page % ring_c4:

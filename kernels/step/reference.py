@@ -18,7 +18,6 @@ def step_meta(
     rows: int,
     req_to_token: Tensor,
     full_to_swa: Tensor,
-    full_loc: Tensor,
     window: int,
     ring_c4: int,
     ring_c128: int,
@@ -26,6 +25,7 @@ def step_meta(
     max_c128: int,
     page: int,
     store_all: bool,
+    stride: int | None,
     out: StepMeta | None = None,
 ) -> StepMeta:
     device = req_slot.device
@@ -35,13 +35,19 @@ def step_meta(
     slot = req_slot.clamp(min=0)
 
     # Which request each row belongs to; rows of padded requests are padded rows.
-    row_end = row_len.cumsum(0)
     row = torch.arange(rows, device=device)
-    owner = torch.searchsorted(row_end, row, right=True)
-    real = owner < requests
-    owner = owner.clamp(max=requests - 1)
+    if stride is None:
+        row_end = row_len.cumsum(0)
+        owner = torch.searchsorted(row_end, row, right=True)
+        real = owner < requests
+        owner = owner.clamp(max=requests - 1)
+        in_req = row - (row_end - row_len)[owner]
+    else:
+        owner = torch.div(row, stride, rounding_mode="floor")
+        in_req = row - owner * stride
+        real = in_req < row_len[owner]
     real &= req_slot[owner] >= 0
-    in_req = torch.where(real, row - (row_end - row_len)[owner], 0)
+    in_req = torch.where(real, in_req, 0)
     pos = torch.where(real, prefix_len[owner] + in_req, 0)
     end = (prefix_len + row_len)[owner]  # first position after this forward
     row_slot = slot[owner]
@@ -57,8 +63,9 @@ def step_meta(
         ring_row = torch.div(swa, page, rounding_mode="floor") * ring_c4 + swa % ring_c4
         return torch.where(real & (position >= 0), ring_row, -1)
 
-    masked_full = torch.where(real, full_loc, 0)
-    swa_loc = torch.where(real, full_to_swa[masked_full], -1)
+    column = pos.clamp(max=req_to_token.shape[1] - 1)
+    full_loc = torch.where(real, req_to_token[row_slot, column].long(), 0)
+    swa_loc = torch.where(real, full_to_swa[full_loc], -1)
     count = torch.where(real, pos + 1, 0)  # tokens visible to the row, itself included
 
     swa_len = count.clamp(max=window)
@@ -98,8 +105,8 @@ def step_meta(
         row_req=torch.where(real, owner, -1),
         row_in_req=in_req,
         swa_loc=swa_loc,
-        c4_loc=torch.where(closes_c4, masked_full // 4, -1),
-        c128_loc=torch.where(closes_c128, masked_full // 128, -1),
+        c4_loc=torch.where(closes_c4, full_loc // 4, -1),
+        c128_loc=torch.where(closes_c128, full_loc // 128, -1),
         swa_idx=swa_idx,
         swa_len=swa_len,
         c4_len=count // 4,

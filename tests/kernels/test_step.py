@@ -56,18 +56,20 @@ class Batch:
         }
 
 
-def run(batch: Batch, *, store_all: bool, window=128, ring_c4=16, ring_c128=136, out=None):
+def run(
+    batch: Batch, *, store_all: bool, window=128, ring_c4=16, ring_c128=136, stride=None, out=None
+):
     return step_meta(
         **batch.arguments(),
         row_len=torch.tensor(batch.row_len, dtype=torch.int64),
         rows=batch.rows,
-        full_loc=batch.full_loc,
         window=window,
         ring_c4=ring_c4,
         ring_c128=ring_c128,
         max_pages=6,
         max_c128=12,
         store_all=store_all,
+        stride=stride,
         out=out,
     )
 
@@ -185,6 +187,23 @@ def test_padded_requests_touch_nothing():
     for name in want._fields:
         if name not in ("page_table", "row_req"):
             assert torch.equal(getattr(want, name), getattr(got, name)), name
+
+
+def test_strided_rows_equal_packed_rows_with_gaps():
+    """Verify lengths 6, 1, 3 in a stride of 6: the gaps are padded, the rest is as if packed."""
+    packed = Batch([3, 1, 7], [126, 5, 252], [6, 1, 3], rows=10)
+    strided = Batch([3, 1, 7], [126, 5, 252], [6, 1, 3], rows=18)
+    want, got = run(packed, store_all=True), run(strided, store_all=True, stride=6)
+    kept = torch.tensor([*range(6), 6, *range(12, 15)])
+    gaps = torch.tensor([r for r in range(18) if r not in kept.tolist()])
+    for name in want._fields:
+        if name != "page_table":
+            assert torch.equal(getattr(want, name), getattr(got, name)[kept]), name
+    assert (got.row_req[gaps] == -1).all()
+    assert (got.swa_loc[gaps] == -1).all()
+    assert (got.swa_len[gaps] == 0).all()
+    assert (got.c4_store[gaps] == -1).all()
+    assert torch.equal(want.page_table, got.page_table)
 
 
 def test_no_requests_at_all():
