@@ -5,7 +5,9 @@ residual streams, FP8 blocks of 128x128, MXFP4 experts). A checkpoint outside th
 refused here, with the field's name, and never half-loads.
 """
 
+import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,69 +202,52 @@ class Fields:
             raise ConfigError(f"config.json has no field {self._parent}{name}.")
         return value
 
-    def one_of(self, name: str, *allowed: Any) -> Any:
-        value = self.get(name)
-        if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
-            expected = " or ".join(map(repr, allowed))
+    def require(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
             raise ConfigError(
-                f"config.json: {self._parent}{name} must be {expected}, got {value!r}."
+                f"config.json: {self._parent}{name} must be {expected}, got {self.get(name)!r}."
             )
-        return value
+
+    def equals(self, name: str, allowed: Any) -> None:
+        value = self.get(name)
+        # In Python 1 == True, in a config file they are different answers.
+        same_type = isinstance(value, bool) == isinstance(allowed, bool)
+        self.require(name, same_type and value == allowed, repr(allowed))
 
     def integer(self, name: str) -> int:
         value = self.get(name)
-        if not _is_int(value) or value < 0:
-            raise ConfigError(
-                f"config.json: {self._parent}{name} must be an integer that is not negative, got {value!r}."
-            )
+        self.require(name, _is_int(value) and value >= 0, "an integer that is not negative")
         return value
 
     def positive(self, name: str) -> int:
         value = self.get(name)
-        if not _is_int(value) or value < 1:
-            raise ConfigError(
-                f"config.json: {self._parent}{name} must be a positive integer, got {value!r}."
-            )
+        self.require(name, _is_int(value) and value >= 1, "a positive integer")
         return value
 
     def exactly(self, name: str, supported: int) -> int:
-        value = self.positive(name)
-        if value != supported:
-            raise ConfigError(
-                f"config.json: {self._parent}{name} {value} is not supported, the kernels need {supported}."
-            )
-        return value
+        self.require(name, self.positive(name) == supported, f"{supported}, as the kernels need")
+        return supported
 
     def multiple_of(self, name: str, unit: int) -> int:
         value = self.positive(name)
-        if value % unit:
-            raise ConfigError(
-                f"config.json: {self._parent}{name} must be a multiple of {unit}, got {value}."
-            )
+        self.require(name, value % unit == 0, f"a multiple of {unit}")
         return value
 
     def positive_number(self, name: str) -> float:
         value = self.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise ConfigError(
-                f"config.json: {self._parent}{name} must be a positive number, got {value!r}."
-            )
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        self.require(name, is_number and 0 < value < math.inf, "a positive number")
         return float(value)
 
     def int_list(self, name: str) -> tuple[int, ...]:
         value = self.get(name)
-        if not isinstance(value, list | tuple) or not all(map(_is_int, value)):
-            raise ConfigError(
-                f"config.json: {self._parent}{name} must be a list of integers, got {value!r}."
-            )
+        is_list = isinstance(value, list | tuple) and all(map(_is_int, value))
+        self.require(name, is_list, "a list of integers")
         return tuple(value)
 
     def nested(self, name: str) -> "Fields":
         value = self.get(name)
-        if not isinstance(value, Mapping):
-            raise ConfigError(
-                f"config.json: {self._parent}{name} must be an object, got {value!r}."
-            )
+        self.require(name, isinstance(value, Mapping), "an object")
         return Fields(value, f"{name}.")
 
 
@@ -272,22 +257,22 @@ def _is_int(value: Any) -> bool:
 
 def _check_family(fields: Fields) -> None:
     """Choices that other checkpoints make differently and our code does not parametrise."""
-    fields.one_of("model_type", "deepseek_v4")
-    fields.one_of("num_key_value_heads", 1)
-    fields.one_of("n_shared_experts", 1)
-    fields.one_of("scoring_func", "sqrtsoftplus")
-    fields.one_of("topk_method", "noaux_tc")
-    fields.one_of("norm_topk_prob", True)
-    fields.one_of("hidden_act", "silu")
-    fields.one_of("tie_word_embeddings", False)
-    fields.one_of("attention_bias", False)
-    fields.one_of("expert_dtype", "fp4")
+    fields.equals("model_type", "deepseek_v4")
+    fields.equals("num_key_value_heads", 1)
+    fields.equals("n_shared_experts", 1)
+    fields.equals("scoring_func", "sqrtsoftplus")
+    fields.equals("topk_method", "noaux_tc")
+    fields.equals("norm_topk_prob", True)
+    fields.equals("hidden_act", "silu")
+    fields.equals("tie_word_embeddings", False)
+    fields.equals("attention_bias", False)
+    fields.equals("expert_dtype", "fp4")
     quantisation = fields.nested("quantization_config")
-    quantisation.one_of("quant_method", "fp8")
-    quantisation.one_of("fmt", "e4m3")
-    quantisation.one_of("scale_fmt", "ue8m0")
-    quantisation.one_of("activation_scheme", "dynamic")
-    quantisation.one_of("weight_block_size", [FP8_BLOCK, FP8_BLOCK])
+    quantisation.equals("quant_method", "fp8")
+    quantisation.equals("fmt", "e4m3")
+    quantisation.equals("scale_fmt", "ue8m0")
+    quantisation.equals("activation_scheme", "dynamic")
+    quantisation.equals("weight_block_size", [FP8_BLOCK, FP8_BLOCK])
 
 
 def _target_ratios(ratios: tuple[int, ...], layers: int) -> tuple[int, ...]:
@@ -324,7 +309,7 @@ def _dspark(fields: Fields, ratios: tuple[int, ...], stages: int | None) -> DSpa
         return None
     captured = fields.int_list("dspark_target_layer_ids")
     layers = fields.positive("num_hidden_layers")
-    ascending = all(a < b for a, b in zip(captured, captured[1:], strict=False))
+    ascending = all(a < b for a, b in itertools.pairwise(captured))
     if not captured or not ascending or captured[0] < 0 or captured[-1] >= layers:
         raise ConfigError(
             f"config.json: dspark_target_layer_ids must ascend within 0..{layers - 1}, "
