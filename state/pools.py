@@ -1,0 +1,60 @@
+"""The compress rings of all layers: one tensor per kind, empty wherever nobody has written."""
+
+import torch
+from torch import Tensor
+
+from dspark.state.geometry import KINDS, StateGeometry
+
+EMPTY_KV = 0.0
+EMPTY_SCORE = -torch.inf
+
+
+class StatePools:
+    """fp32 rows `[layers, rows, width]` per kind; the first half of a row is kv, then the score.
+
+    An empty row is kv 0 and score -inf: the score gives it no weight, and the 0 keeps a weight of
+    zero from meeting a stale NaN.
+    """
+
+    def __init__(self, geometry: StateGeometry, device: torch.device | str, dtype=torch.float32):
+        self.geometry = geometry
+        self.tensors = {
+            kind: torch.empty(
+                geometry.ring(kind).layers,
+                geometry.rows(kind),
+                geometry.ring(kind).width,
+                dtype=dtype,
+                device=device,
+            )
+            for kind in KINDS
+        }
+        self.reset()
+
+    def layer(self, kind: str, i: int) -> Tensor:
+        """Contiguous view [rows, width] of layer `i` among the layers that have this kind."""
+        return self.tensors[kind][i]
+
+    def rows_c4(self, swa_loc: Tensor) -> Tensor:
+        """i32 row of each window-pool slot; -1 stays -1."""
+        page, ring = self.geometry.page, self.geometry.c4.ring
+        row = swa_loc // page * ring + swa_loc % ring
+        return torch.where(swa_loc < 0, -1, row).to(torch.int32)
+
+    def rows_c128(self, slot: Tensor, pos: Tensor) -> Tensor:
+        """i32 row of each (request slot, position); slot -1 stays -1."""
+        ring = self.geometry.c128.ring
+        return torch.where(slot < 0, -1, slot * ring + pos % ring).to(torch.int32)
+
+    def page_view(self, kind: str, i: int) -> Tensor:
+        """u8 [pages + 1, bytes]: layer `i` of "c4" or "idx" as one block per page, for copies."""
+        if kind == "c128":
+            raise KeyError("the c128 ring belongs to slots, not to pages")
+        layer = self.layer(kind, i)
+        return layer.view(self.geometry.swa_pages + 1, -1).view(torch.uint8)
+
+    def reset(self) -> None:
+        """Empty every row, those of the padding owners included."""
+        for rows in self.tensors.values():
+            half = rows.shape[-1] // 2
+            rows[..., :half] = EMPTY_KV
+            rows[..., half:] = EMPTY_SCORE

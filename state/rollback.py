@@ -1,0 +1,42 @@
+"""Taking back the rejected rows of a verify step."""
+
+from torch import Tensor
+
+from dspark.kernels.state import c128_rollback
+from dspark.state.pools import StatePools
+
+
+class RingRollback:
+    """Empties the C128 rows a verify step wrote beyond what it committed.
+
+    Nothing reads those rows before they are written again; emptying them turns a mistake
+    elsewhere into a missing token instead of a wrong one. C4 rows need no such net: their window
+    is short enough that the next step rewrites them.
+    """
+
+    def __init__(self, pools: StatePools):
+        self._pools = pools
+
+    def after_verify(
+        self, slot: Tensor, seq_len: Tensor, commit: Tensor, verify_len: Tensor
+    ) -> None:
+        """Empty the rows at offsets [commit, verify_len) of each request, in all layers.
+
+        Must run in the step's own epilogue: a row of the next step would be emptied too.
+
+        Args:
+            slot: int [B] request slots, -1 = padding.
+            seq_len: int [B] tokens committed BEFORE the step (position of its first row).
+            commit: int [B] tokens the step commits, i.e. accepted drafts + 1.
+            verify_len: int [B] rows the step ran.
+        """
+        geometry = self._pools.geometry
+        c128_rollback(
+            self._pools.tensors["c128"],
+            slot,
+            seq_len,
+            commit,
+            verify_len,
+            ring=geometry.c128.ring,
+            verify_rows=geometry.verify_rows,
+        )
