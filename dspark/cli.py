@@ -1,0 +1,45 @@
+"""The `dspark` command: one table of subcommands, each imported only when it runs.
+
+SGLang spawns its workers, and a spawned process first re-imports the main module of its parent.
+That main module is this one, so the stand-ins below are in place in every child before anything
+of SGLang is imported there.
+"""
+
+import importlib
+import sys
+
+from dspark.standins import install_if_cpu
+
+install_if_cpu()
+
+COMMANDS = {
+    "serve": ("dspark.launch:main", "start the SGLang server; takes every launch_server flag"),
+    "make-checkpoint": (
+        "dspark.target.checkpoint.make:main",
+        "write a small checkpoint in the official format",
+    ),
+    "demo": ("dspark.demo:main", "serve a small model on this machine and stream two completions"),
+}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "usage: dspark COMMAND [ARGS]\n\ncommands:\n" + "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; its `main(argv)` returns an exit status or None."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        print(f"dspark: unknown command {name!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    module, _, function = COMMANDS[name][0].partition(":")
+    return getattr(importlib.import_module(module), function)(rest) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

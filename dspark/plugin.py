@@ -1,0 +1,164 @@
+"""What SGLang calls at start: registers the hooks that put this package in SGLang's place.
+
+Every hook asks first whether the model is DeepSeek-V4 and otherwise runs SGLang's own code, so
+the plugin changes nothing for other models in the same environment. The functions here only
+choose; what they choose is imported when it is needed.
+"""
+
+import sys
+from collections.abc import Callable
+
+from dspark import arguments, seams
+from dspark.errors import UsageError
+
+_registered = False
+
+
+def resolve_arguments(original, server_args):
+    """ServerArgs.__post_init__: our refusals and defaults, then SGLang's own resolution."""
+    arguments.resolve(original, server_args)
+
+
+def allow_dspark_on_cpu(original, server_args):
+    """_handle_dspark refuses every device but CUDA; its other checks hold on the CPU too."""
+    if server_args.device != "cpu" or not arguments.is_deepseek_v4(server_args):
+        return original(server_args)
+    server_args.device = "cuda"
+    try:
+        return original(server_args)
+    finally:
+        server_args.device = "cpu"
+
+
+def build_kv_pool(original, configurator, **kwargs):
+    if not kwargs["is_dsv4_model"]:
+        return original(configurator, **kwargs)
+    from dspark.pools import build_kv_pool
+
+    return build_kv_pool(original, configurator, **kwargs)
+
+
+def build_allocator(original, configurator, **kwargs):
+    if not kwargs["is_dsv4_model"]:
+        return original(configurator, **kwargs)
+    from dspark.allocator import build_allocator
+
+    return build_allocator(original, configurator, **kwargs)
+
+
+def make_pool_configurator(original, kvc):
+    from sglang.srt.configs.model_config import is_deepseek_v4
+
+    if not is_deepseek_v4(kvc.model_config.hf_config):
+        return original(kvc)
+    from dspark.pools import make_pool_configurator
+
+    return make_pool_configurator(original, kvc)
+
+
+def choose_worker(original, algorithm, server_args):
+    if not (algorithm.is_dspark() and arguments.is_deepseek_v4(server_args)):
+        return original(algorithm, server_args)
+    from dspark.worker import DSparkWorker
+
+    return DSparkWorker
+
+
+def without_triton_on_cpu(original, backend):
+    from sglang.srt.utils import is_cpu
+
+    return False if is_cpu() and backend == seams.ATTENTION_BACKEND else original(backend)
+
+
+def last_slot_in_torch(original, req_to_token, req_pool_indices_tensor, prefix_lens_tensor):
+    from sglang.srt.mem_cache.allocation import get_last_loc_torch
+    from sglang.srt.runtime_context import get_exec
+
+    ours = get_exec().kernel.attention_backend == seams.ATTENTION_BACKEND
+    choose = get_last_loc_torch if ours and req_to_token.device.type == "cpu" else original
+    return choose(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
+
+
+def bonus_tokens_without_stream(original, future_map, batch):
+    """The stock code records a CUDA stream on the index tensor; a CPU tensor has none."""
+    draft = batch.spec_info
+    if not future_map.spec_algo.is_dspark() or str(future_map.device) != "cpu" or draft is None:
+        return original(future_map, batch)
+    if draft.future_indices.shape[0]:
+        draft.bonus_tokens = future_map.output_tokens_buf[draft.future_indices]
+    return None
+
+
+def keep_head_counts(original, model_config, load_config, tp_size):
+    """SGLang pads head counts for its AMX kernels on the CPU; our weights would no longer fit."""
+    from sglang.srt.configs.model_config import is_deepseek_v4
+
+    if is_deepseek_v4(model_config.hf_config):
+        return model_config
+    return original(model_config, load_config, tp_size)
+
+
+def make_backend(runner):
+    """Attention backend of the target or draft runner; also where the worker checks itself."""
+    check_worker()
+    from dspark.backend import make_backend
+
+    return make_backend(runner)
+
+
+HOOKS: dict[str, Callable] = {
+    "server_args.ServerArgs.__post_init__": resolve_arguments,
+    "arg_groups.speculative_hook._handle_dspark": allow_dspark_on_cpu,
+    f"{seams.KVC}._build_token_to_kv_pool": build_kv_pool,
+    f"{seams.KVC}._build_token_to_kv_pool_allocator": build_allocator,
+    "model_executor.pool_configurator.create_memory_pool_configurator": make_pool_configurator,
+    "speculative.spec_info.SpeculativeAlgorithm.create_worker": choose_worker,
+    "utils.common.support_triton": without_triton_on_cpu,
+    "mem_cache.allocation.get_last_loc": last_slot_in_torch,
+    "managers.overlap_utils.FutureMap._resolve_spec_extras": bonus_tokens_without_stream,
+    "configs.update_config.adjust_config_with_unaligned_cpu_tp": keep_head_counts,
+}
+
+
+def refuse_model(sentence: str) -> None:
+    """Leave SGLang as it is, but stop it from serving DeepSeek-V4 with its stock classes."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def stop(server_args):
+        if arguments.is_deepseek_v4(server_args):
+            raise UsageError(sentence)
+
+    HookRegistry.register("sglang.srt.server_args.ServerArgs.__post_init__", stop, HookType.BEFORE)
+
+
+def register() -> None:
+    """Entry point of the group `sglang.srt.plugins`; SGLang calls it once in every process."""
+    global _registered
+    _registered = True
+    if fault := seams.find_version_fault():
+        refuse_model(fault)
+        return
+    seams.register_models()  # first: checking the seams imports SGLang's model registry
+    if faults := seams.verify():
+        print(*(f"dspark: {line}" for line in faults), sep="\n", file=sys.stderr, flush=True)
+        refuse_model(
+            f"{len(faults)} of the places where this plugin meets SGLang are not as expected "
+            "(listed above); reinstall SGLang."
+        )
+        return
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for target, hook in HOOKS.items():
+        HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AROUND)
+    ATTENTION_BACKENDS[seams.ATTENTION_BACKEND] = make_backend
+
+
+def registered() -> bool:
+    """Whether SGLang has called `register` in this process."""
+    return _registered
+
+
+def check_worker() -> None:
+    """Raise seams.HookLost in a worker process where stock code would run instead of ours."""
+    seams.require_active(HOOKS.items(), make_backend)
