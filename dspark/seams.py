@@ -262,11 +262,12 @@ def verify(seams: Iterable[Seam] = SEAMS) -> list[str]:
 
 def is_wrapped_by(function: Callable, hook: Callable) -> bool:
     """Whether `hook` is one of the layers SGLang's registry put around `function`."""
-    while function is not None:
-        cells = getattr(function, "__closure__", None) or ()
+    layer: Callable | None = function
+    while layer is not None:
+        cells = getattr(layer, "__closure__", None) or ()
         if any(cell.cell_contents is hook for cell in cells):
             return True
-        function = getattr(function, "__wrapped__", None)
+        layer = getattr(layer, "__wrapped__", None)
     return False
 
 
