@@ -3,12 +3,16 @@
 import os
 
 import torch
+from torch import Tensor
 
+from dspark.kernels.step import StepMeta
+from dspark.state import check
 from dspark.state.geometry import StateGeometry
 from dspark.state.pages import PageClearer
 from dspark.state.pools import StatePools
 from dspark.state.rollback import RingRollback
 from dspark.state.slots import SlotTable
+from dspark.state.tags import RowTags
 
 
 def debug_enabled() -> bool:
@@ -34,15 +38,47 @@ class StateLifecycle:
     ):
         geometry.check()
         self.geometry = geometry
-        self.debug = debug_enabled() if debug is None else debug
         self.pools = StatePools(geometry, device, dtype)
         self.slots = SlotTable(geometry.slots)
-        self.rollback = RingRollback(self.pools)
-        self.pages = PageClearer(self.pools, self.slots, self.debug)
+        debug = debug_enabled() if debug is None else debug
+        self.tags = RowTags(geometry, self.slots) if debug else None
+        self.rollback = RingRollback(self.pools, self.tags)
+        self.pages = PageClearer(self.pools, self.slots, self.tags)
+        self._seen = self.slots.generation.clone()
 
     def begin_forward(self) -> int:
-        """Head of every forward, on its stream: launch the recorded clears (0, 1 or 2)."""
+        """Head of every forward, on its stream: launch the recorded clears (0, 1 or 2).
+
+        With STATE_DEBUG=1 this is also where the step before is checked.
+        """
+        if self.tags is not None:
+            self.check()
         return self.pages.begin_forward()
+
+    def observe(self, meta: StepMeta, req_slot: Tensor) -> None:
+        """With STATE_DEBUG=1: check the rows this planned forward will read; else nothing.
+
+        Call between `begin_forward` and the first layer. req_slot: int [R].
+        Raises StateInvariantError.
+        """
+        if self.tags is not None:
+            self.tags.observe(meta, req_slot)
+
+    def check(self) -> None:
+        """Check every invariant between two forwards; waits for the device.
+
+        Raises StateInvariantError naming kind, layer, slot or page, generation or epoch and row.
+        """
+        check.check_padding(self.pools)
+        check.check_rows_whole(self.pools, self.slots)
+        check.check_slots(self.slots, self._seen, self.slots.free_list())
+        self._seen = self.slots.generation.clone()
+        free = self.pages.free_list()
+        if free is not None:
+            pending = torch.cat([torch.empty(0, dtype=torch.int64), *self.pages.pending_on_host()])
+            check.check_free_pages(self.pools, free, pending)
+        if self.tags is not None:
+            check.check_tags(self.pools, self.slots, self.tags)
 
     def reset(self) -> None:
         """Flush: no owner survives, and every row is cleared at the head of the next forward."""
@@ -55,4 +91,6 @@ class StateLifecycle:
         Nothing can be in flight on memory that did not exist, so this need not wait.
         """
         self.pools.reset()
+        if self.tags is not None:
+            self.tags.cleared_all()
         self.reset()

@@ -5,6 +5,8 @@ write it. So a release only records; the clear is launched at the head of the ne
 forward stream, behind everything launched before and ahead of any new owner.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,35 +14,44 @@ from dspark.kernels.state import clear_pages, clear_slots
 from dspark.state.errors import PageError
 from dspark.state.pools import StatePools
 from dspark.state.slots import SlotTable
+from dspark.state.tags import RowTags
 from dspark.state.upload import IndexUpload
 
 
 class PageClearer:
     """Records released window pages; clears them, and queued slots, when told to flush."""
 
-    def __init__(self, pools: StatePools, slots: SlotTable, debug: bool = False):
+    def __init__(self, pools: StatePools, slots: SlotTable, tags: RowTags | None = None):
         self._pools = pools
         self._slots = slots
-        self._debug = debug
+        self._tags = tags
+        self._allocator: Any = None  # SGLang's physical window allocator once attached
         self._device = pools.tensors["c4"].device
         self._upload = IndexUpload(pools.geometry.slots, self._device)
         self._pending: list[Tensor] = []
         self._forward_stream: torch.cuda.Stream | None = None
 
-    @property
-    def pending(self) -> list[Tensor]:
-        """Page ids whose clear has been recorded but not launched."""
-        return list(self._pending)
+    def pending_on_host(self) -> list[Tensor]:
+        """i64 page ids whose clear has been recorded but not launched; waits for the device."""
+        return [pages.cpu().long() for pages in self._pending]
+
+    def free_list(self) -> Tensor | None:
+        """i64 [n] SGLang's free window pages, None when no allocator is attached; waits."""
+        if self._allocator is None:
+            return None
+        return torch.cat([self._allocator.free_pages, self._allocator.release_pages]).cpu()
 
     def release(self, pages: Tensor) -> None:
         """Record int [n] page ids on the state's device; ids <= 0 are ignored by the kernel."""
         if pages.numel():
             self._pending.append(pages)
+            if self._tags is not None:
+                self._tags.released(pages)
 
     def reset(self) -> None:
         """Flush: every page is released."""
-        pages = self._pools.geometry.swa_pages
-        self._pending = [torch.arange(1, pages + 1, device=self._device)]
+        self._pending = []
+        self.release(torch.arange(1, self._pools.geometry.swa_pages + 1, device=self._device))
 
     def flush(self) -> int:
         """Launch the recorded clears on the current stream; returns the launches (0, 1 or 2)."""
@@ -52,10 +63,14 @@ class PageClearer:
             if pages.is_cuda:  # recorded on the scheduling stream, read on this one
                 pages.record_stream(torch.cuda.current_stream())
             clear_pages([tensors["c4"], tensors["idx"]], pages, ring=geometry.c4.ring)
+            if self._tags is not None:
+                self._tags.cleared_pages(pages)
             launches += 1
         slots = self._slots.take_pending()
         if slots:
             clear_slots(tensors["c128"], self._upload(slots), ring=geometry.c128.ring)
+            if self._tags is not None:
+                self._tags.cleared_slots(slots)
             launches += 1
         return launches
 
@@ -92,11 +107,12 @@ class PageClearer:
         Every way a window page can be released (request end, window eviction, prefix cache,
         grouped frees, failed host load, flush) ends in its `_release_page_ids` or `clear`.
         """
+        self._allocator = swa_alloc
         release, clear = swa_alloc._release_page_ids, swa_alloc.clear
 
         def release_and_record(*page_ids: Tensor) -> None:
-            if self._debug:
-                refuse_unowned(swa_alloc, torch.cat(page_ids))
+            if self._tags is not None:
+                self._refuse_unowned(torch.cat(page_ids))
             for pages in page_ids:
                 self.release(pages)
             release(*page_ids)
@@ -107,12 +123,12 @@ class PageClearer:
 
         swa_alloc._release_page_ids, swa_alloc.clear = release_and_record, clear_and_record
 
-
-def refuse_unowned(swa_alloc, pages: Tensor) -> None:
-    """Raise PageError for a page that is free already or out of range (debug only: it waits)."""
-    free = set(torch.cat([swa_alloc.free_pages, swa_alloc.release_pages]).tolist())
-    seen: set[int] = set()
-    for page in pages.tolist():
-        if page in free or page in seen or not 0 < page <= swa_alloc.num_pages:
-            raise PageError(f"window page {page} is released but nobody owns it")
-        seen.add(page)
+    def _refuse_unowned(self, pages: Tensor) -> None:
+        """Raise PageError for a page that is free already or does not exist."""
+        free = self.free_list()
+        assert free is not None
+        owned = set(range(1, self._allocator.num_pages + 1)) - set(free.tolist())
+        for page in pages.tolist():
+            if page not in owned:
+                raise PageError(f"window page {page} is released but nobody owns it")
+            owned.remove(page)

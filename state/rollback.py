@@ -4,6 +4,7 @@ from torch import Tensor
 
 from dspark.kernels.state import c128_rollback
 from dspark.state.pools import StatePools
+from dspark.state.tags import RowTags
 
 
 class RingRollback:
@@ -14,8 +15,9 @@ class RingRollback:
     is short enough that the next step rewrites them.
     """
 
-    def __init__(self, pools: StatePools):
+    def __init__(self, pools: StatePools, tags: RowTags | None = None):
         self._pools = pools
+        self._tags = tags
 
     def after_verify(
         self, slot: Tensor, seq_len: Tensor, commit: Tensor, verify_len: Tensor
@@ -40,3 +42,5 @@ class RingRollback:
             ring=geometry.c128.ring,
             verify_rows=geometry.verify_rows,
         )
+        if self._tags is not None:
+            self._tags.rolled_back(slot, seq_len, commit)

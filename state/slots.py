@@ -6,6 +6,7 @@ an older generation is recognised for ever (no ABA).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class SlotTable:
         self._held: set[int] = set()
         # Slots whose ring is cleared at the head of the next forward; a dict keeps their order.
         self._pending: dict[int, None] = {}
+        self._pool: Any = None  # SGLang's ReqToTokenPool once attached
 
     @property
     def held(self) -> frozenset[int]:
@@ -78,8 +80,13 @@ class SlotTable:
         slots, self._pending = list(self._pending), {}
         return slots
 
+    def free_list(self) -> list[int] | None:
+        """SGLang's free slots, None when no pool is attached."""
+        return None if self._pool is None else list(self._pool.free_slots)
+
     def attach_pool(self, req_pool) -> None:
         """Follow SGLang's `ReqToTokenPool`: its alloc, free and clear report here."""
+        self._pool = req_pool
         alloc, free, clear = req_pool.alloc, req_pool.free, req_pool.clear
 
         def alloc_and_report(reqs):

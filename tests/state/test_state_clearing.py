@@ -137,7 +137,7 @@ def test_every_release_path_of_sglang_is_recorded(sglang_pages):
     sglang_pages.free_group_begin()
     sglang_pages.free(pages[2])
     sglang_pages.free_segment(torch.cat(pages[3:5]), start_pos=0)
-    assert torch.cat(state.pages.pending).tolist() == [1, 2]
+    assert torch.cat(state.pages.pending_on_host()).tolist() == [1, 2]
     sglang_pages.free_group_end()
     state.begin_forward()
     assert empty_owners(state, "c4") == [1, 2, 3, 4, 5]
@@ -153,4 +153,4 @@ def test_debug_refuses_a_page_nobody_owns(sglang_pages):
     sglang_pages.free(slots[:256])
     with pytest.raises(PageError, match="window page 1 is released but nobody owns it"):
         sglang_pages.free(slots[:1])
-    assert torch.cat(state.pages.pending).tolist() == [1]
+    assert torch.cat(state.pages.pending_on_host()).tolist() == [1]
