@@ -1,0 +1,48 @@
+"""Byte layout of the index-key pool (one 128-wide key per C4 entry, 64 keys a page).
+
+A packed page is 64 * 128 e4m3 bytes, then 64 f32 scales; a plain float32 page `[64 * 128]` keeps
+values unrounded for full-precision comparisons.
+"""
+
+import torch
+from torch import Tensor
+
+from dspark.kernels.qkv.pages import AMAX_FLOOR, FP8_MAX, decode_e4m3
+
+WIDTH = 128
+KEYS = 64  # per page
+PACKED_STRIDE = KEYS * (WIDTH + 4)  # bytes
+
+
+def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """e4m3 codes [..., 128] and f32 scales [...] of x f32 [..., 128]; scale max(1e-4, amax)/448."""
+    scale = x.abs().amax(-1).clamp(min=AMAX_FLOOR) / FP8_MAX
+    codes = (x / scale[..., None]).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return codes, scale
+
+
+def store_index(pool: Tensor, loc: Tensor, key: Tensor) -> None:
+    """Write key[E, 128] f32 into slots loc[E] >= 0."""
+    loc = loc.long()
+    if pool.dtype == torch.float32:
+        pool.view(-1, WIDTH)[loc] = key
+        return
+    codes, scale = quantise(key)
+    page, offset = loc // KEYS, loc % KEYS
+    _codes(pool)[page, offset] = codes.view(torch.uint8)
+    pool.view(torch.float32)[page, KEYS * WIDTH // 4 + offset] = scale
+
+
+def load_index(pool: Tensor, pages: Tensor) -> tuple[Tensor, Tensor | None]:
+    """f64 unscaled keys [len(pages) * 64, 128] and f64 scales [len(pages) * 64] (None if plain)."""
+    chosen = pool[pages]
+    if pool.dtype == torch.float32:
+        return chosen.view(-1, WIDTH).double(), None
+    keys = decode_e4m3(chosen[:, : KEYS * WIDTH]).view(-1, WIDTH).double()
+    scales = chosen.view(torch.float32)[:, KEYS * WIDTH // 4 :].double()
+    return keys, scales.flatten()
+
+
+def _codes(pool: Tensor) -> Tensor:
+    """[pages, 64, 128] uint8 view of a packed pool's codes."""
+    return pool.as_strided((pool.shape[0], KEYS, WIDTH), (pool.shape[1], WIDTH, 1))

@@ -1,0 +1,119 @@
+"""Torch reference of K15-K17; also the CPU production path."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from dspark.kernels.indexer.pages import KEYS, WIDTH, load_index, quantise
+from dspark.kernels.indexer.types import IndexQuery, TopK
+from dspark.kernels.qkv.pages import ROPE
+from dspark.kernels.qkv.reference import rotate, rotation
+
+WORKSPACE_BYTES = 8 << 20  # of any one temporary
+
+
+@lru_cache(maxsize=8)
+def _hadamard_matrix(device: torch.device) -> Tensor:
+    """f64 [128, 128] orthonormal Hadamard matrix, Sylvester order."""
+    h = torch.ones(1, 1, dtype=torch.float64, device=device)
+    while h.shape[0] < WIDTH:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
+    return h / WIDTH**0.5
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """x f64 [..., 128] times the orthonormal Hadamard matrix: spreads outliers before fp8."""
+    return x @ _hadamard_matrix(x.device)
+
+
+def index_q(q: Tensor, w: Tensor, cos_sin: Tensor, pos: Tensor) -> IndexQuery:
+    x = q.double()
+    x[..., -ROPE:] = rotate(x[..., -ROPE:], rotation(cos_sin, pos)[:, None])
+    x = hadamard(x).float()
+    weight = w.double() * (WIDTH * q.shape[1]) ** -0.5
+    if q.dtype == torch.float32:
+        return IndexQuery(x, weight.float())
+    codes, scale = quantise(x)
+    return IndexQuery(codes, (weight * scale).float())
+
+
+def index_logits(
+    query: IndexQuery,
+    pool: Tensor,
+    page_table: Tensor,
+    row_req: Tensor,
+    c4_len: Tensor,
+    c_max: int,
+) -> Tensor:
+    rows, heads, _ = query.q.shape
+    logits = torch.full((rows, c_max), -torch.inf, device=query.q.device)
+    for request in row_req.unique().tolist():
+        if request < 0:
+            continue
+        row = (row_req == request).nonzero().squeeze(1)
+        longest = int(c4_len[row].max())
+        per_key = 8 * heads  # bytes a key costs per row in the [rows, heads, keys] product
+        keys_at_once = max(KEYS, min(longest, WORKSPACE_BYTES // per_key) // KEYS * KEYS)
+        for start in range(0, longest, keys_at_once):
+            stop = min(start + keys_at_once, longest)
+            pages = page_table[request, start // KEYS : -(-stop // KEYS)].long()
+            keys, scale = load_index(pool, pages)
+            keys = keys[: stop - start].T
+            for part in row.split(max(1, WORKSPACE_BYTES // (per_key * (stop - start)))):
+                q = query.q[part].double()
+                dots = (q.view(-1, WIDTH) @ keys).relu_().view(-1, heads, stop - start)
+                score = torch.bmm(query.weight[part].double()[:, None], dots).squeeze(1)
+                if scale is not None:
+                    score *= scale[: stop - start]
+                visible = torch.arange(start, stop, device=row.device) < c4_len[part, None]
+                logits[part, start:stop] = score.masked_fill_(~visible, -torch.inf).float()
+    return logits
+
+
+def index_topk(logits: Tensor, c4_len: Tensor, page_table: Tensor, row_req: Tensor, k: int) -> TopK:
+    rows, width = logits.shape
+    column = torch.arange(width, device=logits.device)
+    chosen = column < c4_len[:, None]
+    if width > k:
+        # Everything above the k-th largest value, then the lowest-index entries equal to it.
+        threshold = logits.topk(k).values[:, -1:]
+        above = logits > threshold
+        equal = (logits == threshold) & chosen
+        room = k - above.sum(1, keepdim=True)
+        chosen = above | (equal & (equal.cumsum(1) <= room))
+    row, entry = chosen.nonzero(as_tuple=True)  # row-major: ascending entry within a row
+    length = c4_len.clamp(max=min(k, width)).to(torch.int32)
+    rank = torch.arange(k, device=logits.device).expand(rows, k)[
+        torch.arange(k, device=logits.device) < length[:, None]
+    ]
+    logical = torch.full((rows, k), -1, dtype=torch.int32, device=logits.device)
+    slot = logical.clone()
+    logical[row, rank] = entry.to(torch.int32)
+    page = page_table[row_req[row].long(), entry // KEYS]
+    slot[row, rank] = page * KEYS + (entry % KEYS).to(torch.int32)
+    return TopK(slot, length, logical)
+
+
+def index_select(
+    query: IndexQuery,
+    pool: Tensor,
+    page_table: Tensor,
+    row_req: Tensor,
+    c4_len: Tensor,
+    k: int,
+) -> TopK:
+    rows = c4_len.shape[0]
+    longest = int(c4_len.max()) if rows else 0
+    width = max(longest, 1)
+    if longest <= k:  # every visible entry is chosen: no score is needed
+        blank = torch.zeros(1, width, device=c4_len.device).expand(rows, width)
+        return index_topk(blank, c4_len, page_table, row_req, k)
+    parts = []
+    step = max(1, WORKSPACE_BYTES // (4 * width))
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        some = IndexQuery(query.q[part], query.weight[part])
+        logits = index_logits(some, pool, page_table, row_req[part], c4_len[part], width)
+        parts.append(index_topk(logits, c4_len[part], page_table, row_req[part], k))
+    return TopK(*(torch.cat(field) for field in zip(*parts, strict=True)))

@@ -1,0 +1,175 @@
+"""K18, K19 reference against dense fp64 softmax, at every list width and head count."""
+
+import pytest
+import torch
+
+from dspark.kernels.attention import mla_sparse
+from dspark.kernels.qkv import inv_rope, load_slots, page_stride, store_slots
+
+SCALE = 512**-0.5
+
+
+def table(positions: int = 64) -> torch.Tensor:
+    angle = torch.arange(positions)[:, None] * 10000.0 ** (-torch.arange(0, 64, 2) / 64)
+    return torch.cat([angle.cos(), angle.sin()], 1).float()
+
+
+def filled_pool(slots: int, per_page: int, seed: int) -> torch.Tensor:
+    """Packed pool whose page 0 is all NaN: nothing may read it."""
+    generator = torch.Generator().manual_seed(seed)
+    pages = 1 + -(-slots // per_page)
+    pool = torch.full((pages, page_stride(per_page)), 255, dtype=torch.uint8)
+    values = torch.randn(slots, 512, generator=generator)
+    loc = per_page + torch.arange(slots)
+    for part in torch.arange(slots).split(512):
+        store_slots(pool, per_page, loc[part].int(), values[part])
+    return pool
+
+
+def lists(rows: int, width: int, slots: int, per_page: int, seed: int):
+    """Distinct slots off page 0, a -1 tail, and lengths that include 0 and the full width."""
+    generator = torch.Generator().manual_seed(seed)
+    length = torch.randint(0, width + 1, (rows,), generator=generator).int()
+    length[0] = width
+    idx = torch.stack(
+        [torch.randperm(slots, generator=generator)[:width].sort().values for _ in range(rows)]
+    )
+    idx = (idx + per_page).masked_fill(torch.arange(width) >= length[:, None], -1)
+    return idx.int(), length
+
+
+def dense(q, pools, sink):
+    """fp64 softmax per row; `pools` is a list of (pool, per_page, idx, length)."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for t in range(q.shape[0]):
+        keys = torch.cat([load_slots(p, n, idx[t, : length[t]]) for p, n, idx, length in pools])
+        logits = torch.cat([q[t].double() @ keys.T * SCALE, sink.double()[:, None]], 1)
+        out[t] = logits.softmax(1)[:, :-1] @ keys
+    return out
+
+
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 128, 133, 192, 256, 646])
+def test_every_list_width(width):
+    torch.manual_seed(width)
+    pool = filled_pool(700, 256, 1)
+    idx, length = lists(3, width, 700, 256, 2)
+    q, sink = torch.randn(3, 8, 512).bfloat16(), torch.randn(8)
+    pos = torch.tensor([5, 9, 33])
+    out = mla_sparse(q, pool, 256, idx, length, None, 0, None, None, sink, SCALE, table(), pos)
+    expected = inv_rope(dense(q, [(pool, 256, idx, length)], sink).float(), table(), pos)
+    assert torch.equal(out, expected.bfloat16())
+
+
+@pytest.mark.parametrize("heads", [4, 8, 16, 32, 64])
+def test_window_and_compressed_lists(heads):
+    torch.manual_seed(heads)
+    window, entries = filled_pool(300, 256, 3), filled_pool(200, 64, 4)
+    idx, length = lists(5, 128, 300, 256, 5)
+    x_idx, x_len = lists(5, 40, 200, 64, 6)
+    q, sink, pos = torch.randn(5, heads, 512), torch.randn(heads), torch.arange(5)
+    out = mla_sparse(q, window, 256, idx, length, entries, 64, x_idx, x_len, sink, SCALE, None, pos)
+    expected = dense(q, [(window, 256, idx, length), (entries, 64, x_idx, x_len)], sink)
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_two_keys_by_hand():
+    """Keys e0 and e1, q = 0: both weigh 1, the sink weighs e^ln2 = 2, so each value gets 1/4."""
+    pool = torch.zeros(1, 2 * 512)
+    pool[0, 0], pool[0, 512 + 1] = 1.0, 1.0
+    out = mla_sparse(
+        torch.zeros(1, 1, 512), pool, 2, torch.tensor([[0, 1]]).int(), torch.tensor([2]).int(),
+        None, 0, None, None, torch.tensor([2.0]).log(), SCALE, None, torch.zeros(1).long(),
+    )  # fmt: skip
+    expected = torch.zeros(512)
+    expected[:2] = 0.25
+    torch.testing.assert_close(out[0, 0], expected)
+
+
+def test_empty_lists_give_zero_and_read_nothing():
+    pool = torch.full((2, page_stride(64)), 255, dtype=torch.uint8)
+    none = torch.full((2, 5), -1, dtype=torch.int32)
+    zero, pos = torch.zeros(2).int(), torch.zeros(2).long()
+    q = torch.randn(2, 8, 512).bfloat16()
+    q[1] = torch.nan  # a padded row may hold anything
+    for extra in [(None, 0, None, None), (pool, 64, none, zero)]:
+        out = mla_sparse(q, pool, 64, none, zero, *extra, torch.zeros(8), SCALE, table(), pos)
+        assert torch.equal(out, torch.zeros_like(out))
+
+
+def test_slots_past_the_length_and_minus_one_holes_are_skipped():
+    torch.manual_seed(7)
+    pool = filled_pool(30, 64, 8)
+    q, sink, pos = torch.randn(1, 8, 512).bfloat16(), torch.randn(8), torch.zeros(1).long()
+
+    def run(idx, length):
+        return mla_sparse(
+            q, pool, 64, torch.tensor([idx]).int(), torch.tensor([length]).int(),
+            None, 0, None, None, sink, SCALE, None, pos,
+        )  # fmt: skip
+
+    plain = run([64, 70, 80], 3)
+    assert torch.equal(run([64, -1, 70, 80], 4), plain)
+    assert torch.equal(run([64, 70, 80, 3, 0], 3), plain)  # 3 and 0 lie on the NaN page
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_do_not_depend_on_their_batch(dtype):
+    torch.manual_seed(9)
+    window, entries = filled_pool(300, 256, 10), filled_pool(200, 64, 11)
+    idx, length = lists(48, 128, 300, 256, 12)
+    x_idx, x_len = lists(48, 16, 200, 64, 13)
+    q, sink, pos = torch.randn(48, 8, 512).to(dtype), torch.randn(8), torch.arange(48)
+
+    def run(rows):
+        return mla_sparse(
+            q[rows], window, 256, idx[rows], length[rows], entries, 64, x_idx[rows], x_len[rows],
+            sink, SCALE, table(), pos[rows],
+        )  # fmt: skip
+
+    whole, order = run(torch.arange(48)), torch.randperm(48)
+    for rows in [*order[:8].split(1), order[:6], order]:
+        assert torch.equal(run(rows), whole[rows])
+
+
+def test_heads_do_not_see_each_other():
+    """Heads of one rank, and NaN in heads that only pad, leave the others bit for bit alone."""
+    torch.manual_seed(14)
+    pool = filled_pool(200, 256, 15)
+    idx, length = lists(4, 128, 200, 256, 16)
+    q, sink, pos = torch.randn(4, 16, 512).bfloat16(), torch.randn(16), torch.arange(4)
+
+    def run(q, sink):
+        return mla_sparse(q, pool, 256, idx, length, None, 0, None, None, sink, SCALE, table(), pos)
+
+    whole = run(q, sink)
+    shards = [run(q[:, h : h + 4], sink[h : h + 4]) for h in range(0, 16, 4)]
+    assert torch.equal(torch.cat(shards, 1), whole)
+    padded = q.clone()
+    padded[:, 8:] = torch.nan
+    assert torch.equal(run(padded, sink)[:, :8], whole[:, :8])
+
+
+def test_long_prefill_equals_row_by_row():
+    torch.manual_seed(17)
+    pool = filled_pool(300, 256, 18)
+    idx, length = lists(200, 128, 300, 256, 19)
+    q, sink, pos = torch.randn(200, 4, 512).bfloat16(), torch.randn(4), torch.arange(200) % 64
+
+    def run(rows):
+        return mla_sparse(
+            q[rows], pool, 256, idx[rows], length[rows], None, 0, None, None, sink, SCALE,
+            table(), pos[rows],
+        )  # fmt: skip
+
+    whole = run(torch.arange(200))
+    for t in (0, 63, 64, 199):
+        assert torch.equal(run(torch.tensor([t])), whole[t : t + 1])
+
+
+def test_errors_name_the_shapes():
+    q, pos = torch.zeros(2, 8, 512), torch.zeros(2).long()
+    idx, length, pool = torch.zeros(2, 1).int(), torch.zeros(2).int(), torch.zeros(1, 1024)
+    with pytest.raises(ValueError, match=r"sink \[H\]"):
+        mla_sparse(q, pool, 2, idx, length, None, 0, None, None, torch.zeros(4), 1.0, None, pos)
+    with pytest.raises(ValueError, match="given together"):
+        mla_sparse(q, pool, 2, idx, length, pool, 2, None, None, torch.zeros(8), 1.0, None, pos)
