@@ -155,19 +155,6 @@ class ModelConfig:
         """True where experts are looked up by token id instead of chosen by score."""
         return layer < self.num_hash_layers
 
-    def check_tp(self, tp_size: int) -> None:
-        """Raise ConfigError unless `tp_size` ranks can share this model evenly."""
-        for name in ("num_attention_heads", "o_groups", "vocab_size", "moe_intermediate_size"):
-            if getattr(self, name) % tp_size:
-                raise ConfigError(
-                    f"Tensor parallel size {tp_size} does not divide {name} {getattr(self, name)}."
-                )
-        if self.moe_intermediate_size // tp_size % MXFP4_GROUP:
-            raise ConfigError(
-                f"Tensor parallel size {tp_size} leaves {self.moe_intermediate_size // tp_size} "
-                f"columns of moe_intermediate_size, not a multiple of {MXFP4_GROUP}."
-            )
-
 
 def count_draft_stages(path: str | Path) -> int | None:
     """Number of `mtp.{i}.` prefixes in the safetensors index; None without a readable index."""

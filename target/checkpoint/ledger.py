@@ -1,5 +1,6 @@
 """Bookkeeping of a load: every expected tensor exactly once, with its dtype and shape."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,17 @@ class Ledger:
         self._seen: set[str] = set()
         self._nbytes = 0
 
+    def expect(self, names: Iterable[str]) -> None:
+        """Compare names alone: refuses a checkpoint in seconds, before any data is read.
+
+        Raises:
+            CheckpointError: naming the first tensor that is missing or does not belong.
+        """
+        present = set(names)
+        for name in sorted(present):
+            self._require_known(name)
+        self._require_all(present)
+
     def enter(self, name: str, tensor: torch.Tensor) -> None:
         """Check one tensor off.
 
@@ -29,14 +41,14 @@ class Ledger:
             CheckpointError: it is not expected, already seen, of another dtype or shape, or an
                 E8M0 scale contains NaN (byte 255).
         """
-        spec = self._table.get(name)
-        if spec is None:
-            raise CheckpointError(f"Tensor {name} does not belong to this model.")
+        self._require_known(name)
+        spec = self._table[name]
         if name in self._seen:
             raise CheckpointError(f"Tensor {name} occurs twice in the checkpoint.")
         if tensor.dtype != TORCH_DTYPE[spec.dtype]:
             raise CheckpointError(
-                f"Tensor {name} must be {TORCH_DTYPE[spec.dtype]}, the checkpoint has {tensor.dtype}."
+                f"Tensor {name} must be {TORCH_DTYPE[spec.dtype]}, "
+                f"the checkpoint has {tensor.dtype}."
             )
         if tuple(tensor.shape) != spec.shape:
             raise CheckpointError(
@@ -50,8 +62,15 @@ class Ledger:
 
     def close(self) -> LoadReport:
         """Raise CheckpointError naming the first expected tensor that never came."""
-        missing = [name for name in self._table if name not in self._seen]
+        self._require_all(self._seen)
+        return LoadReport(len(self._seen), self._nbytes)
+
+    def _require_known(self, name: str) -> None:
+        if name not in self._table:
+            raise CheckpointError(f"Tensor {name} does not belong to this model.")
+
+    def _require_all(self, names: set[str]) -> None:
+        missing = [name for name in self._table if name not in names]
         if missing:
             more = f" ({len(missing)} tensors are missing)" if len(missing) > 1 else ""
             raise CheckpointError(f"The checkpoint has no tensor {missing[0]}{more}.")
-        return LoadReport(len(self._seen), self._nbytes)

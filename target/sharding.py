@@ -1,0 +1,84 @@
+"""Which part of a checkpoint tensor a tensor-parallel rank keeps.
+
+Heads, output groups, expert and vocabulary columns are split evenly; everything else, above all
+the indexer (whose selection all ranks must share), is replicated.
+"""
+
+import re
+from typing import NamedTuple
+
+import torch
+
+from dspark.target.checkpoint.names import Table
+from dspark.target.config import FP8_BLOCK, ConfigError, ModelConfig
+
+ROWS, COLUMNS = 0, 1
+SPLIT_AXIS = {
+    "embed": ROWS,
+    "head": ROWS,
+    "markov_head.markov_w2": ROWS,
+    "attn.wq_b": ROWS,
+    "attn.attn_sink": ROWS,
+    "attn.wo_a": ROWS,
+    "attn.wo_b": COLUMNS,
+    "ffn.experts.w1": ROWS,
+    "ffn.experts.w3": ROWS,
+    "ffn.experts.w2": COLUMNS,
+    "ffn.shared_experts.w1": ROWS,
+    "ffn.shared_experts.w3": ROWS,
+    "ffn.shared_experts.w2": COLUMNS,
+}
+_BLOCK_PREFIX = re.compile(r"^(layers|mtp)\.\d+\.")
+_EXPERT = re.compile(r"(?<=experts\.)\d+\.")
+
+
+class Rank(NamedTuple):
+    """One of `size` tensor-parallel ranks and the device its weights live on."""
+
+    number: int
+    size: int
+    device: torch.device
+
+    def part(self, length: int) -> slice:
+        """This rank's share of `length` rows or columns."""
+        share = length // self.size
+        return slice(self.number * share, (self.number + 1) * share)
+
+
+def check_tp(config: ModelConfig, size: int) -> None:
+    """Raise ConfigError unless `size` ranks can split this model and its quantisation blocks."""
+    for name in ("o_groups", "vocab_size", "moe_intermediate_size"):
+        if getattr(config, name) % size:
+            raise ConfigError(
+                f"Tensor parallel size {size} does not divide {name} {getattr(config, name)}."
+            )
+    width = config.moe_intermediate_size // size
+    if width % 32:
+        raise ConfigError(
+            f"Tensor parallel size {size} leaves {width} of moe_intermediate_size, "
+            "which is not a multiple of the MXFP4 group of 32."
+        )
+    blocked = {"moe_intermediate_size": width}
+    blocked["o_groups * o_lora_rank"] = config.o_groups * config.o_lora_rank // size
+    for name, share in blocked.items():
+        if size > 1 and share % FP8_BLOCK and FP8_BLOCK % share:
+            raise ConfigError(
+                f"Tensor parallel size {size} leaves {share} of {name}, "
+                f"which cuts through FP8 blocks of {FP8_BLOCK}."
+            )
+
+
+def shard(name: str, tensor: torch.Tensor, table: Table, rank: Rank) -> torch.Tensor:
+    """View of the part of `tensor` that this rank keeps."""
+    module, _, leaf = name.rpartition(".")
+    local = _EXPERT.sub("", _BLOCK_PREFIX.sub("", name))
+    axis = SPLIT_AXIS.get(local.removesuffix(".weight").removesuffix(".scale"))
+    if axis is None or rank.size == 1:
+        return tensor
+    if leaf == "scale" and table[f"{module}.weight"].dtype == "F8_E4M3":
+        # A rank's columns may start inside a block; they then all lie in that block.
+        part = rank.part(table[f"{module}.weight"].shape[axis])
+        part = slice(part.start // FP8_BLOCK, -(-part.stop // FP8_BLOCK))
+    else:
+        part = rank.part(tensor.shape[axis])
+    return tensor[part] if axis == ROWS else tensor[:, part]

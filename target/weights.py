@@ -1,0 +1,307 @@
+"""Weights of one tensor-parallel rank, loaded from the checkpoint and prepared for the kernels."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from dspark.kernels.hyper import HyperWeight, prepare_hyper
+from dspark.kernels.linear import Bf16Weight, Fp8Weight, prepare_bf16, prepare_fp8
+from dspark.kernels.moe import ExpertWeights, prepare_experts
+from dspark.target.checkpoint.ledger import Ledger
+from dspark.target.checkpoint.names import (
+    DRAFT_PREFIX,
+    check_draft,
+    draft_tensors,
+    require_dspark,
+    target_tensors,
+)
+from dspark.target.checkpoint.reader import Checkpoint, CheckpointError
+from dspark.target.collect import NamedTensors, Parts, collect_blocks
+from dspark.target.config import FP8_BLOCK, ModelConfig
+from dspark.target.sharding import Rank, check_tp
+
+
+class CompressorWeights(NamedTuple):
+    """Forms compressed entries of width Dh: 512 for attention, 128 for the indexer."""
+
+    wkv_gate: Bf16Weight  # C4 [4*Dh, hidden]: kv A, kv B, score A, score B; C128 [2*Dh, hidden]
+    ape: torch.Tensor  # f32; C4 [8, Dh]: rows 0-3 for the A half, 4-7 for B; C128 [128, Dh]
+    norm: torch.Tensor  # bf16 [Dh]
+
+
+class IndexerWeights(NamedTuple):
+    """Replicated: every rank must select the same entries."""
+
+    wq_b: Fp8Weight  # [index heads * 128, q_lora_rank]
+    weights_proj: Bf16Weight  # [index heads, hidden]
+    compressor: CompressorWeights
+
+
+class AttentionWeights(NamedTuple):
+    """H heads and G output groups of this rank."""
+
+    wq_a: Fp8Weight  # [q_lora_rank, hidden]
+    q_norm: torch.Tensor  # bf16 [q_lora_rank]
+    wq_b: Fp8Weight  # [H * 512, q_lora_rank]
+    wkv: Fp8Weight  # [512, hidden]
+    kv_norm: torch.Tensor  # bf16 [512]
+    wo_a: Fp8Weight  # [G * o_lora_rank, 512 * heads per group]
+    wo_b: Fp8Weight  # [hidden, G * o_lora_rank]
+    sink: torch.Tensor  # f32 [H]
+    compressor: CompressorWeights | None  # ratio 4 and 128
+    indexer: IndexerWeights | None  # ratio 4
+
+
+class MoeWeights(NamedTuple):
+    """I intermediate columns of this rank, J of them in the shared expert (I rounded up to 128)."""
+
+    gate: Bf16Weight  # [experts, hidden]
+    bias: torch.Tensor | None  # f32 [experts]; None in hash layers
+    tid2eid: torch.Tensor | None  # i32 [vocab, k]; hash layers only
+    experts: ExpertWeights
+    shared_w13: Fp8Weight  # [2J, hidden]: gate rows, then up rows
+    shared_w2: Fp8Weight  # [hidden, J]
+
+
+class HyperSite(NamedTuple):
+    fn: HyperWeight  # f32 [24, 4*hidden]; [4, 4*hidden] for the head
+    base: torch.Tensor  # f32 [24]; [4]
+    scale: torch.Tensor  # f32 [3]; [1]
+
+
+class BlockWeights(NamedTuple):
+    attn_norm: torch.Tensor  # bf16 [hidden]
+    ffn_norm: torch.Tensor  # bf16 [hidden]
+    hc_attn: HyperSite
+    hc_ffn: HyperSite
+    attn: AttentionWeights
+    moe: MoeWeights
+
+
+class TargetWeights(NamedTuple):
+    embed: torch.Tensor  # bf16 [vocab / ranks, hidden]
+    head: Bf16Weight  # [vocab / ranks, hidden]
+    norm: torch.Tensor  # bf16 [hidden]
+    hc_head: HyperSite
+    blocks: list[BlockWeights]
+
+
+class DraftWeights(NamedTuple):
+    """The DSpark draft; `embed` and `head` are the target's."""
+
+    main_proj: Fp8Weight  # [hidden, captured layers * hidden]
+    main_norm: torch.Tensor  # bf16 [hidden]
+    blocks: list[BlockWeights]
+    norm: torch.Tensor  # bf16 [hidden]
+    hc_head: HyperSite
+    markov_w1: torch.Tensor  # bf16 [vocab, rank], replicated
+    markov_w2: Bf16Weight  # [vocab / ranks, rank]
+    confidence: torch.Tensor  # f32 [hidden + rank]
+
+
+def load_target(
+    source: str | Path | Checkpoint,
+    config: ModelConfig,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    device: torch.device | str = "cpu",
+) -> TargetWeights:
+    """Load one rank's target from a checkpoint directory; `mtp.*` shards stay closed.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown, of wrong shape or type, or a shard damaged.
+        ConfigError: `tp_size` ranks cannot split this model.
+    """
+    checkpoint = _open(source)
+    Ledger(target_tensors(config)).expect(filter(_is_target, checkpoint.shard_of))
+    return load_target_from_iterator(
+        checkpoint.tensors(_is_target), config, tp_rank, tp_size, device
+    )
+
+
+def load_target_from_iterator(
+    tensors: NamedTensors,
+    config: ModelConfig,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    device: torch.device | str = "cpu",
+) -> TargetWeights:
+    """Load one rank's target from (name, tensor) pairs in any order; `mtp.*` is skipped.
+
+    Raises: as `load_target`.
+    """
+    check_tp(config, tp_size)
+    rank = Rank(tp_rank, tp_size, torch.device(device))
+    target_only = (pair for pair in tensors if _is_target(pair[0]))
+    blocks: dict[str, BlockWeights] = {}
+    for prefix, parts in collect_blocks(
+        target_only, target_tensors(config), rank, config.n_routed_experts
+    ):
+        if prefix == "":
+            top = parts
+            continue
+        layer = int(prefix.split(".")[1])
+        ratio, hashed = config.compress_ratios[layer], config.is_hash_layer(layer)
+        blocks[prefix] = _block(prefix, parts, ratio, hashed, config)
+        parts.assert_empty()
+    weights = TargetWeights(
+        embed=top.take("embed.weight"),
+        head=prepare_bf16(top.take("head.weight")),
+        norm=top.take("norm.weight"),
+        hc_head=_hyper_site(top, "hc_head"),
+        blocks=[blocks[f"layers.{i}."] for i in range(config.num_hidden_layers)],
+    )
+    top.assert_empty()
+    return weights
+
+
+def load_draft(
+    source: str | Path | Checkpoint,
+    config: ModelConfig,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    device: torch.device | str = "cpu",
+) -> DraftWeights:
+    """Load one rank's DSpark draft, opening only the shards that hold `mtp.*` tensors.
+
+    Raises:
+        ConfigError: the checkpoint has no DSpark draft, or `tp_size` ranks cannot split it.
+        CheckpointError: as `load_target`.
+    """
+    checkpoint = _open(source)
+    check_draft(config, checkpoint.shard_of)
+    check_tp(config, tp_size)
+    table = draft_tensors(config)
+    Ledger(table).expect(filter(_is_draft, checkpoint.shard_of))
+    rank = Rank(tp_rank, tp_size, torch.device(device))
+    blocks, extras = {}, {}
+    for prefix, parts in collect_blocks(
+        checkpoint.tensors(_is_draft), table, rank, config.n_routed_experts
+    ):
+        blocks[prefix] = _block(prefix, parts, 0, False, config)
+        extras[prefix] = parts
+    stages = [f"mtp.{i}." for i in range(require_dspark(config).stages)]
+    first, last = extras[stages[0]], extras[stages[-1]]
+    weights = DraftWeights(
+        main_proj=first.fp8("main_proj"),
+        main_norm=first.take("main_norm.weight"),
+        blocks=[blocks[stage] for stage in stages],
+        norm=last.take("norm.weight"),
+        hc_head=_hyper_site(last, "hc_head"),
+        markov_w1=last.take("markov_head.markov_w1.weight"),
+        markov_w2=prepare_bf16(last.take("markov_head.markov_w2.weight")),
+        confidence=last.take("confidence_head.proj.weight").float().flatten(),
+    )
+    for stage in stages:
+        extras[stage].assert_empty()
+    return weights
+
+
+def _open(source: str | Path | Checkpoint) -> Checkpoint:
+    return source if isinstance(source, Checkpoint) else Checkpoint(source)
+
+
+def _is_draft(name: str) -> bool:
+    return name.startswith(DRAFT_PREFIX)
+
+
+def _is_target(name: str) -> bool:
+    return not _is_draft(name)
+
+
+def _block(
+    prefix: str, parts: Parts, ratio: int, hashed: bool, config: ModelConfig
+) -> BlockWeights:
+    return BlockWeights(
+        attn_norm=parts.take("attn_norm.weight"),
+        ffn_norm=parts.take("ffn_norm.weight"),
+        hc_attn=_hyper_site(parts, "hc_attn"),
+        hc_ffn=_hyper_site(parts, "hc_ffn"),
+        attn=_attention(parts, ratio),
+        moe=_moe(prefix, parts, hashed, config),
+    )
+
+
+def _hyper_site(parts: Parts, name: str) -> HyperSite:
+    return HyperSite(
+        fn=prepare_hyper(parts.take(f"{name}_fn")),
+        base=parts.take(f"{name}_base"),
+        scale=parts.take(f"{name}_scale"),
+    )
+
+
+def _attention(parts: Parts, ratio: int) -> AttentionWeights:
+    return AttentionWeights(
+        wq_a=parts.fp8("attn.wq_a"),
+        q_norm=parts.take("attn.q_norm.weight"),
+        wq_b=parts.fp8("attn.wq_b"),
+        wkv=parts.fp8("attn.wkv"),
+        kv_norm=parts.take("attn.kv_norm.weight"),
+        wo_a=parts.fp8("attn.wo_a"),
+        wo_b=parts.fp8("attn.wo_b"),
+        sink=parts.take("attn.attn_sink"),
+        compressor=_compressor(parts, "attn.compressor", ratio) if ratio else None,
+        indexer=_indexer(parts) if ratio == 4 else None,
+    )
+
+
+def _compressor(parts: Parts, module: str, ratio: int) -> CompressorWeights:
+    projections = (parts.take(f"{module}.wkv.weight"), parts.take(f"{module}.wgate.weight"))
+    ape = parts.take(f"{module}.ape")
+    if ratio == 4:
+        ape = torch.cat(ape.chunk(2, dim=1))  # [4, A | B] -> [A rows; B rows]
+    return CompressorWeights(
+        wkv_gate=prepare_bf16(torch.cat(projections)),
+        ape=ape.contiguous(),
+        norm=parts.take(f"{module}.norm.weight"),
+    )
+
+
+def _indexer(parts: Parts) -> IndexerWeights:
+    return IndexerWeights(
+        wq_b=parts.fp8("attn.indexer.wq_b"),
+        weights_proj=prepare_bf16(parts.take("attn.indexer.weights_proj.weight")),
+        compressor=_compressor(parts, "attn.indexer.compressor", 4),
+    )
+
+
+def _moe(prefix: str, parts: Parts, hashed: bool, config: ModelConfig) -> MoeWeights:
+    shared = "ffn.shared_experts"
+    gate_and_up = [_padded_fp8(parts, f"{shared}.{name}") for name in ("w1", "w3")]
+    return MoeWeights(
+        gate=prepare_bf16(parts.take("ffn.gate.weight")),
+        bias=None if hashed else parts.take("ffn.gate.bias"),
+        tid2eid=_expert_ids(prefix, parts, config) if hashed else None,
+        experts=prepare_experts(
+            parts.take("experts.w13.weight"),
+            parts.take("experts.w13.scale"),
+            parts.take("experts.w2.weight"),
+            parts.take("experts.w2.scale"),
+        ),
+        shared_w13=prepare_fp8(*(torch.cat(halves) for halves in zip(*gate_and_up, strict=True))),
+        shared_w2=prepare_fp8(*_padded_fp8(parts, f"{shared}.w2")),
+    )
+
+
+def _padded_fp8(parts: Parts, module: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of a shared-expert matrix, zero-filled to whole 128x128 blocks.
+
+    A rank's part of w1 may end inside a block; padding lets w3 follow with its own scales, and a
+    zero gate row times a zero w2 column adds nothing.
+    """
+    codes, scales = parts.take(f"{module}.weight"), parts.take(f"{module}.scale")
+    rows, columns = codes.shape
+    padding = (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK)
+    return F.pad(codes.view(torch.uint8), padding).view(codes.dtype), scales
+
+
+def _expert_ids(prefix: str, parts: Parts, config: ModelConfig) -> torch.Tensor:
+    ids = parts.take("ffn.gate.tid2eid")
+    if ids.min() < 0 or ids.max() >= config.n_routed_experts:
+        raise CheckpointError(
+            f"Tensor {prefix}ffn.gate.tid2eid names an expert "
+            f"outside 0..{config.n_routed_experts - 1}."
+        )
+    return ids.to(torch.int32)
