@@ -35,15 +35,20 @@ def build_kv_pool(original, configurator, **kwargs):
         return original(configurator, **kwargs)
     from dspark.pools import build_kv_pool
 
-    return build_kv_pool(original, configurator, **kwargs)
+    return build_kv_pool(
+        configurator, sizes=kwargs["sizes"], req_to_token_pool=kwargs["req_to_token_pool"]
+    )
 
 
 def build_allocator(original, configurator, **kwargs):
-    if not kwargs["is_dsv4_model"]:
+    # A draft runner brings the target's allocator along and only shares its mapping.
+    if not kwargs["is_dsv4_model"] or kwargs["token_to_kv_pool_allocator"] is not None:
         return original(configurator, **kwargs)
     from dspark.allocator import build_allocator
 
-    return build_allocator(original, configurator, **kwargs)
+    return build_allocator(
+        configurator, sizes=kwargs["sizes"], token_to_kv_pool=kwargs["token_to_kv_pool"]
+    )
 
 
 def make_pool_configurator(original, kvc):
@@ -51,9 +56,9 @@ def make_pool_configurator(original, kvc):
 
     if not is_deepseek_v4(kvc.model_config.hf_config):
         return original(kvc)
-    from dspark.pools import make_pool_configurator
+    from dspark.pools import DSparkPoolConfigurator
 
-    return make_pool_configurator(original, kvc)
+    return DSparkPoolConfigurator(kvc)
 
 
 def choose_worker(original, algorithm, server_args):

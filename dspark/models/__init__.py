@@ -1,0 +1,1 @@
+"""Model classes SGLang finds by architecture name (registered as an external model package)."""

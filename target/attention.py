@@ -1,0 +1,216 @@
+"""Attention of the three V4 layer kinds: window only, C4 (lightning indexer) and C128.
+
+All kinds are shared-KV multi-query attention: one 512-wide latent per token is key and value at
+once, so the rotation carried by the value is undone on the output. What differs is the list of
+compressed entries a query may read next to its 128-token window:
+
+* ratio 0: none;
+* ratio 4: the `index_topk` entries (one per 4 tokens) that the indexer scores highest;
+* ratio 128: every entry (one per 128 tokens) whose window has closed.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from dspark.kernels.attention import mla_sparse
+from dspark.kernels.compress import c4_compress, c128_compress
+from dspark.kernels.indexer import index_q, index_select
+from dspark.kernels.linear import bf16_linear, fp8_linear, grouped_linear, rms_norm
+from dspark.kernels.qkv import kv_norm_rope_store, q_norm_rope
+from dspark.kernels.step import StepMeta
+from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
+from dspark.target.config import ModelConfig
+from dspark.target.weights import AttentionWeights, IndexerWeights
+
+
+class WindowRows(NamedTuple):
+    """What every layer kind needs to know about the rows of a forward. T rows, A window keys."""
+
+    pos: torch.Tensor  # i64 [T]
+    loc: torch.Tensor  # i32 [T] window slot this row's latent is stored in, -1 for padded rows
+    idx: torch.Tensor  # i32 [T, A] window slots to attend, ascending position, -1 tail
+    length: torch.Tensor  # i32 [T]
+
+
+class Entries(NamedTuple):
+    """Compressed entries each row attends: slots in the layer's compressed pool."""
+
+    slot: torch.Tensor  # i32 [T, B], ascending, -1 tail
+    length: torch.Tensor  # i32 [T]
+    per_page: int
+
+
+def window_rows(meta: StepMeta) -> WindowRows:
+    return WindowRows(meta.pos, meta.swa_loc, meta.swa_idx, meta.swa_len)
+
+
+def attention(
+    x: torch.Tensor,
+    w: AttentionWeights,
+    ratio: int,
+    config: ModelConfig,
+    rope: torch.Tensor,
+    meta: StepMeta,
+    caches: LayerCaches,
+) -> torch.Tensor:
+    """Target attention of one layer.
+
+    Args:
+        x: [T, hidden] normed input rows (bf16 served, f32 oracle).
+        ratio: 0, 4 or 128.
+        rope: [maxpos, 64] f32 table of this layer kind (`dspark.target.rope`).
+        meta: positions, slots and key lists of the rows; shared by all layers.
+        caches: pools and rings, updated in place.
+
+    Returns:
+        [T, hidden] this rank's partial sum; the caller reduces over ranks.
+    """
+    latent = rms_norm(fp8_linear(x, w.wq_a), w.q_norm, config.rms_norm_eps)
+    entries = None
+    if ratio == 4:
+        entries = _compress_and_select(x, latent, w, config, rope, meta, caches)
+    elif ratio == 128:
+        entries = _compress_c128(x, w, config, rope, meta, caches)
+    return attend(x, latent, w, config, rope, window_rows(meta), caches, entries)
+
+
+def attend(
+    x: torch.Tensor,
+    latent: torch.Tensor,
+    w: AttentionWeights,
+    config: ModelConfig,
+    rope: torch.Tensor,
+    rows: WindowRows,
+    caches: LayerCaches,
+    entries: Entries | None = None,
+) -> torch.Tensor:
+    """Store the rows' latents, attend window plus `entries`, project back. Used by the draft too.
+
+    Args:
+        latent: [T, q_lora_rank] normed query latent.
+
+    Returns:
+        [T, hidden] this rank's partial sum.
+    """
+    heads = w.sink.shape[0]
+    q = fp8_linear(latent, w.wq_b).view(-1, heads, config.head_dim)
+    q = q_norm_rope(q, rope, rows.pos, config.rms_norm_eps)
+    kv = fp8_linear(x, w.wkv)
+    kv_norm_rope_store(
+        kv, w.kv_norm, rope, rows.pos, rows.loc, caches.window, PAGE_TOKENS, config.rms_norm_eps
+    )
+    out = mla_sparse(
+        q,
+        caches.window,
+        PAGE_TOKENS,
+        rows.idx,
+        rows.length,
+        caches.compressed if entries is not None else None,
+        entries.per_page if entries is not None else 0,
+        entries.slot if entries is not None else None,
+        entries.length if entries is not None else None,
+        w.sink,
+        config.head_dim**-0.5,
+        rope,
+        rows.pos,
+    )
+    groups = heads * config.o_groups // config.num_attention_heads
+    grouped = grouped_linear(out.view(out.shape[0], groups, -1), w.wo_a)
+    return fp8_linear(grouped, w.wo_b)
+
+
+def _compress_c128(
+    x: torch.Tensor,
+    w: AttentionWeights,
+    config: ModelConfig,
+    rope: torch.Tensor,
+    meta: StepMeta,
+    caches: LayerCaches,
+) -> Entries:
+    assert w.compressor is not None
+    c128_compress(
+        bf16_linear(x, w.compressor.wkv_gate, out_dtype=torch.float32),
+        w.compressor.ape,
+        caches.state,
+        meta.c128_plan,
+        meta.c128_store,
+        w.compressor.norm,
+        rope,
+        meta.c128_loc,
+        caches.compressed,
+        C128_PER_PAGE,
+        config.rms_norm_eps,
+    )
+    return Entries(meta.c128_idx, meta.c128_len, C128_PER_PAGE)
+
+
+def _compress_and_select(
+    x: torch.Tensor,
+    latent: torch.Tensor,
+    w: AttentionWeights,
+    config: ModelConfig,
+    rope: torch.Tensor,
+    meta: StepMeta,
+    caches: LayerCaches,
+) -> Entries:
+    """Form the C4 entries that close in this forward, then let the indexer choose."""
+    assert w.compressor is not None
+    assert w.indexer is not None
+    c4_compress(
+        bf16_linear(x, w.compressor.wkv_gate, out_dtype=torch.float32),
+        w.compressor.ape,
+        caches.state,
+        meta.c4_plan,
+        meta.c4_store,
+        w.compressor.norm,
+        rope,
+        meta.c4_loc,
+        caches.compressed,
+        C4_PER_PAGE,
+        kind="kv",
+        eps=config.rms_norm_eps,
+    )
+    return _select(x, latent, w.indexer, config, rope, meta, caches)
+
+
+def _select(
+    x: torch.Tensor,
+    latent: torch.Tensor,
+    w: IndexerWeights,
+    config: ModelConfig,
+    rope: torch.Tensor,
+    meta: StepMeta,
+    caches: LayerCaches,
+) -> Entries:
+    """Every rank runs the whole indexer: all must select the same entries."""
+    c4_compress(
+        bf16_linear(x, w.compressor.wkv_gate, out_dtype=torch.float32),
+        w.compressor.ape,
+        caches.index_state,
+        meta.c4_plan,
+        meta.c4_store,
+        w.compressor.norm,
+        rope,
+        meta.c4_loc,
+        caches.index,
+        C4_PER_PAGE,
+        kind="index",
+        eps=config.rms_norm_eps,
+    )
+    query = index_q(
+        fp8_linear(latent, w.wq_b).view(-1, config.index_n_heads, config.index_head_dim),
+        bf16_linear(x, w.weights_proj),
+        rope,
+        meta.pos,
+    )
+    chosen = index_select(
+        query,
+        caches.index,
+        meta.page_table,
+        meta.row_req,
+        meta.c4_len,
+        meta.page_table.shape[1] * C4_PER_PAGE,
+        config.index_topk,
+    )
+    return Entries(chosen.slot, chosen.length, C4_PER_PAGE)

@@ -1,0 +1,86 @@
+"""The DeepSeek-V4 target model in plain PyTorch: token ids and step metadata in, hidden rows out.
+
+It knows nothing of SGLang. `dspark.models.target` wraps it for the server, tests call it directly.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from dspark.kernels.hyper import stream_mean
+from dspark.kernels.linear import bf16_linear, rms_norm
+from dspark.kernels.step import StepMeta
+from dspark.target.attention import attention
+from dspark.target.block import block, collapse_streams
+from dspark.target.caches import LayerCaches
+from dspark.target.config import ModelConfig
+from dspark.target.rope import rope_table
+from dspark.target.weights import TargetWeights
+
+
+class TargetOutput(NamedTuple):
+    hidden: torch.Tensor  # [T, hidden] after the final norm
+    captures: list[torch.Tensor]  # one [T, hidden] per captured layer, ascending layer
+
+
+class RopeTables(NamedTuple):
+    """Ratio-0 layers rotate by plain theta 1e4; compressed layers by theta 1.6e5 with YaRN."""
+
+    plain: torch.Tensor  # [maxpos, 64] f32
+    compressed: torch.Tensor  # [maxpos, 64] f32
+
+    def of(self, ratio: int) -> torch.Tensor:
+        return self.plain if ratio == 0 else self.compressed
+
+
+def rope_tables(config: ModelConfig, max_positions: int, device: torch.device) -> RopeTables:
+    return RopeTables(
+        rope_table(config.rope_theta, max_positions, None).to(device),
+        rope_table(config.compress_rope_theta, max_positions, config.yarn).to(device),
+    )
+
+
+def embed_streams(embedded: torch.Tensor) -> torch.Tensor:
+    """[T, hidden] -> [T, 4, hidden]: the residual streams start as four copies."""
+    return embedded.unsqueeze(1).repeat(1, 4, 1)
+
+
+def run_layers(
+    streams: torch.Tensor,
+    token_ids: torch.Tensor,
+    w: TargetWeights,
+    config: ModelConfig,
+    tables: RopeTables,
+    meta: StepMeta,
+    caches: list[LayerCaches],
+    capture_layers: frozenset[int] = frozenset(),
+    group=None,
+) -> TargetOutput:
+    """All blocks and the final norm.
+
+    Args:
+        streams: [T, 4, hidden] from `embed_streams`.
+        token_ids: i64 [T], for hash-routed layers.
+        meta: rows of this forward.
+        caches: one entry per layer, updated in place.
+        capture_layers: layers whose output (mean over streams) the draft model wants.
+        group: tensor-parallel process group or None.
+    """
+    captures = []
+    for layer, weights in enumerate(w.blocks):
+        ratio = config.compress_ratios[layer]
+        rope, cache = tables.of(ratio), caches[layer]
+
+        def attend(x, attn=weights.attn, ratio=ratio, rope=rope, cache=cache):
+            return attention(x, attn, ratio, config, rope, meta, cache)
+
+        streams = block(streams, token_ids, weights, config, group, attend)
+        if layer in capture_layers:
+            captures.append(stream_mean(streams))
+    hidden = rms_norm(collapse_streams(streams, w.hc_head, config), w.norm, config.rms_norm_eps)
+    return TargetOutput(hidden, captures)
+
+
+def logits(hidden: torch.Tensor, w: TargetWeights) -> torch.Tensor:
+    """[T, hidden] -> f32 [T, vocab (this rank's shard)]."""
+    return bf16_linear(hidden, w.head, out_dtype=torch.float32)

@@ -1,0 +1,35 @@
+"""The expert layer: learned or hashed routing, MXFP4 experts, one always-on shared expert."""
+
+import torch
+
+from dspark.kernels.linear import bf16_linear, fp8_linear
+from dspark.kernels.moe import moe_mxfp4, route, swiglu
+from dspark.target.config import ModelConfig
+from dspark.target.weights import MoeWeights
+
+
+def moe(
+    x: torch.Tensor, token_ids: torch.Tensor, w: MoeWeights, config: ModelConfig
+) -> torch.Tensor:
+    """Routed plus shared experts of one layer.
+
+    Args:
+        x: [T, hidden] normed input rows.
+        token_ids: i64 [T]; the first `num_hash_layers` layers pick experts by token id.
+
+    Returns:
+        [T, hidden] this rank's partial sum; the caller reduces over ranks.
+    """
+    logits = bf16_linear(x, w.gate, out_dtype=torch.float32)
+    routed = route(
+        logits,
+        w.bias,
+        w.tid2eid,
+        token_ids,
+        config.num_experts_per_tok,
+        config.routed_scaling_factor,
+    )
+    gate_up = fp8_linear(x, w.shared_w13, out_dtype=torch.float32)
+    hidden = swiglu(gate_up, config.swiglu_limit, out_dtype=x.dtype)
+    shared = fp8_linear(hidden, w.shared_w2, out_dtype=torch.float32)
+    return moe_mxfp4(x, w.experts, routed, config.swiglu_limit, shared)
