@@ -88,12 +88,13 @@ def dequantised(directory: str | Path) -> dict[str, torch.Tensor]:
     raw = dict(Checkpoint(directory).tensors(lambda name: not name.startswith(DRAFT_PREFIX)))
     out = {}
     for name, tensor in raw.items():
-        scale = raw.get(name.removesuffix("weight") + "scale")
         if name.endswith(".scale"):
             continue
         if tensor.dtype == torch.int8:
-            tensor = dequantise_mxfp4(tensor.view(torch.uint8), scale.view(torch.uint8)).float()
+            scale = raw[name.removesuffix("weight") + "scale"].view(torch.uint8)
+            tensor = dequantise_mxfp4(tensor.view(torch.uint8), scale).float()
         elif tensor.dtype == torch.float8_e4m3fn:
+            scale = raw[name.removesuffix("weight") + "scale"]
             tensor = dequantise_fp8(tensor, decode_e8m0(scale)).float()
         out[name] = tensor if tensor.dtype == torch.int64 else tensor.float()
     return out
@@ -101,7 +102,8 @@ def dequantised(directory: str | Path) -> dict[str, torch.Tensor]:
 
 def hf_state_dict(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Checkpoint names to HF names; routed experts are stacked, w1 above w3."""
-    out, experts = {}, {}
+    out: dict[str, torch.Tensor] = {}
+    experts: dict[int, dict[tuple[int, str], torch.Tensor]] = {}
     for name, tensor in weights.items():
         match = re.fullmatch(r"layers\.(\d+)\.ffn\.experts\.(\d+)\.(w[123])\.weight", name)
         if match:
