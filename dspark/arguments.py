@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from dspark.errors import UsageError
 from dspark.target.config import ConfigError, ModelConfig
+from dspark.target.sharding import check_tp
 
 ARCHITECTURE = "DeepseekV4ForCausalLM"
 PAGE_TOKENS = 256
@@ -161,7 +162,7 @@ def checkpoint_config(server_args) -> ModelConfig:
             config = ModelConfig.from_checkpoint(server_args.model_path)
         else:
             config = ModelConfig.from_hf(read_config(server_args.model_path, server_args.revision))
-        config.check_tp(server_args.tp_size)
+        check_tp(config, server_args.tp_size)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     return config

@@ -18,6 +18,9 @@ from dspark.target.weights import TargetWeights, load_target_from_iterator
 class LmHeadMethod:
     """What SGLang's logits processor calls: the batch-invariant fp32 head GEMM."""
 
+    def process_weights_after_loading(self, head: "LmHead") -> None:
+        """SGLang asks every quantisation method; the loader has prepared the weight already."""
+
     def apply(
         self, head: "LmHead", hidden: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
