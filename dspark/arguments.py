@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspark.errors import UsageError
+from dspark.target.checkpoint.preflight import check_headers
+from dspark.target.checkpoint.reader import CheckpointError
 from dspark.target.config import ConfigError, ModelConfig
 from dspark.target.sharding import check_tp
 
@@ -152,6 +154,7 @@ def resolve(original, server_args) -> None:
     if server_args.speculative_algorithm is not None:
         server_args.speculative_algorithm = server_args.speculative_algorithm.upper()
     refuse(server_args, config)
+    check_shards(server_args, config)
     fill_defaults(server_args, config, on_cpu=uses_cpu(server_args))
     original(server_args)
 
@@ -166,6 +169,21 @@ def checkpoint_config(server_args) -> ModelConfig:
     except ConfigError as error:
         raise UsageError(str(error)) from None
     return config
+
+
+def check_shards(server_args, config: ModelConfig) -> None:
+    """Refuse a damaged checkpoint here, in one sentence, rather than from a worker's traceback."""
+    if not os.path.isdir(server_args.model_path):
+        return  # not downloaded yet; the loader checks every tensor again
+    own_draft = server_args.speculative_draft_model_path in (None, server_args.model_path)
+    try:
+        check_headers(
+            server_args.model_path,
+            config,
+            draft=own_draft and server_args.speculative_algorithm is not None,
+        )
+    except (CheckpointError, ConfigError) as error:
+        raise UsageError(str(error)) from None
 
 
 def uses_cpu(server_args) -> bool:

@@ -3,9 +3,13 @@
 import argparse
 import dataclasses
 import json
+import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from sglang.srt.server_args import ServerArgs
 
 from dspark import arguments
@@ -118,8 +122,6 @@ def test_online_compression_is_refused_by_its_variable(monkeypatch):
 
 
 def test_other_gpus_are_named(monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     with pytest.raises(UsageError, match=r"capability 9\.0"):
         arguments.refuse_gpu()
@@ -180,10 +182,9 @@ def test_tensor_parallel_size_must_divide_the_model(tmp_path):
         arguments.resolve(lambda _: None, server_args(model_path=str(tmp_path), tp_size=3))
 
 
-def test_algorithm_is_accepted_in_any_case(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(presets.tiny()))
+def test_algorithm_is_accepted_in_any_case(tiny_checkpoint):
     seen = []
-    args = server_args(model_path=str(tmp_path), speculative_algorithm="dSpark")
+    args = server_args(model_path=str(tiny_checkpoint), speculative_algorithm="dSpark")
     arguments.resolve(lambda a: seen.append(a.speculative_algorithm), args)
     assert seen == ["DSPARK"]
 
@@ -203,3 +204,81 @@ def test_unreadable_config_is_left_to_sglang(tmp_path):
     (tmp_path / "config.json").write_text("{ not json")
     assert arguments.read_config(str(tmp_path), None) == {}
     assert not arguments.is_deepseek_v4(SimpleNamespace(model_path=str(tmp_path), revision=None))
+
+
+def shard_of(directory, name: str):
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    return directory / index["weight_map"][name]
+
+
+def rewrite(directory, name: str, change) -> None:
+    """Replace the shard that holds `name` by one whose tensors went through `change`."""
+    file = shard_of(directory, name)
+    save_file(change(load_file(file)), file)
+
+
+def truncate(directory) -> str:
+    file = sorted(directory.glob("*.safetensors"))[2]
+    os.truncate(file, file.stat().st_size - 100)
+    return f"{file} is truncated"
+
+
+def remove_shard(directory) -> str:
+    file = sorted(directory.glob("*.safetensors"))[1]
+    file.unlink()
+    return f"Cannot read {file}"
+
+
+SCALE = "layers.1.attn.wq_a.scale"
+
+
+def drop_scale(directory) -> str:
+    rewrite(directory, SCALE, lambda t: {k: v for k, v in t.items() if k != SCALE})
+    index = directory / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    del content["weight_map"][SCALE]
+    index.write_text(json.dumps(content))
+    return f"has no tensor {SCALE}"
+
+
+def widen_scale(directory) -> str:
+    rewrite(directory, SCALE, lambda t: t | {SCALE: t[SCALE].to(torch.float32)})
+    return f"Tensor {SCALE} must be F8_E8M0"
+
+
+def transpose_weight(directory) -> str:
+    name = "layers.0.attn.wkv.weight"
+    rewrite(directory, name, lambda t: t | {name: t[name].T.contiguous()})
+    return f"Tensor {name} must be F8_E4M3"
+
+
+def add_tensor(directory) -> str:
+    rewrite(directory, SCALE, lambda t: t | {"layers.9.extra": torch.zeros(1)})
+    return "layers.9.extra does not belong to this model"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [truncate, remove_shard, drop_scale, widen_scale, transpose_weight, add_tensor],
+)
+def test_damaged_checkpoint_is_one_sentence_at_start(tiny_checkpoint, tmp_path, damage):
+    directory = tmp_path / "damaged"
+    shutil.copytree(tiny_checkpoint, directory)
+    expected = damage(directory)
+    with pytest.raises(UsageError) as error:
+        arguments.resolve(lambda _: None, server_args(model_path=str(directory)))
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_draft_tensors_are_only_wanted_when_drafting(tiny_checkpoint, tmp_path):
+    directory = tmp_path / "damaged"
+    shutil.copytree(tiny_checkpoint, directory)
+    name = "mtp.0.attn.wkv.weight"
+    rewrite(directory, name, lambda t: t | {name: t[name].T.contiguous()})
+    plain = server_args(model_path=str(directory))
+    arguments.resolve(lambda _: None, plain)
+    with pytest.raises(UsageError, match=name):
+        arguments.resolve(
+            lambda _: None, server_args(model_path=str(directory), speculative_algorithm="DSPARK")
+        )

@@ -1,0 +1,114 @@
+"""The plugin in a process of its own, loaded by SGLang the way a worker loads it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+WORKER = """
+import sys
+from dspark.launch import prepare_process, load_plugin
+prepare_process(["--device", "cpu"])
+{before}
+load_plugin()
+from dspark import plugin, seams
+{after}
+"""
+
+DROP_ONE = """
+from sglang.srt.plugins.hook_registry import HookRegistry
+apply = HookRegistry._apply_target.__func__
+def fail_for_one(cls, target, hooks):
+    if target.endswith("create_memory_pool_configurator"):
+        raise ValueError("this hook does not apply")
+    return apply(cls, target, hooks)
+HookRegistry._apply_target = classmethod(fail_for_one)
+"""
+
+CHECK = """
+try:
+    plugin.check_worker()
+except seams.HookLost as error:
+    sys.exit(f"LOST {error}")
+print("ACTIVE")
+"""
+
+# A model that is not DeepSeek-V4 must reach SGLang's own code through every hook.
+INERT = """
+from types import SimpleNamespace as Some
+import dspark.pools, dspark.allocator  # what a hook would reach for
+asked = []
+def original(*args, **kwargs):
+    asked.append(args)
+    return "stock"
+llama = Some(architectures=["LlamaForCausalLM"])
+args = Some(model_path="/nowhere", revision=None, device="cpu")
+algorithm = Some(is_dspark=lambda: True)
+future = Some(spec_algo=Some(is_dspark=lambda: False), device="cpu")
+calls = [
+    plugin.resolve_arguments(original, args),
+    plugin.allow_dspark_on_cpu(original, args),
+    plugin.build_kv_pool(original, None, is_dsv4_model=False),
+    plugin.build_allocator(original, None, is_dsv4_model=False),
+    plugin.make_pool_configurator(original, Some(model_config=Some(hf_config=llama))),
+    plugin.choose_worker(original, algorithm, args),
+    plugin.without_triton_on_cpu(original, "intel_amx"),
+    plugin.bonus_tokens_without_stream(original, future, Some(spec_info=object())),
+    plugin.keep_head_counts(original, Some(hf_config=llama), None, 2),
+]
+assert calls == [None] + ["stock"] * 8, calls
+assert len(asked) == 9, asked
+print("INERT")
+"""
+
+
+def run_worker(before: str = "", after: str = "", **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", WORKER.format(before=before, after=after)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_every_hook_takes_and_other_models_pass_through():
+    done = run_worker(after=CHECK + INERT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["ACTIVE", "INERT"]
+
+
+def test_a_hook_that_sglang_could_not_apply_stops_the_worker():
+    done = run_worker(before=DROP_ONE, after=CHECK)
+    assert done.returncode == 1
+    assert "LOST SGLang did not apply the hook on" in done.stderr
+    assert "create_memory_pool_configurator" in done.stderr
+
+
+def test_plugin_left_out_of_the_allow_list_is_one_sentence():
+    done = run_worker(SGLANG_PLUGINS="another")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("dspark: SGLang did not load this plugin")
+
+
+REFUSE_VERSION = """
+import importlib.metadata
+real = importlib.metadata.version
+importlib.metadata.version = lambda name: "0.5.16" if name == "sglang" else real(name)
+"""
+
+START = """
+from sglang.srt.server_args import ServerArgs
+ServerArgs(model_path={path!r}, device="cpu")
+"""
+
+
+@pytest.mark.parametrize("kind", ["deepseek", "other"])
+def test_another_sglang_version_refuses_deepseek_v4_only(tmp_path, kind):
+    name = {"deepseek": "DeepseekV4ForCausalLM", "other": "LlamaForCausalLM"}[kind]
+    (tmp_path / "config.json").write_text(f'{{"architectures": ["{name}"], "model_type": "llama"}}')
+    done = run_worker(REFUSE_VERSION, START.format(path=str(tmp_path)))
+    refused = "dspark: this plugin works with SGLang 0.5.17 only, but found 0.5.16" in done.stderr
+    assert refused == (kind == "deepseek"), done.stderr[-2000:]
