@@ -1,11 +1,13 @@
-"""K28: the sum over tensor-parallel ranks, in rank order."""
+"""K28 and its companions: what tensor-parallel ranks combine, always in rank order."""
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+Group = dist.ProcessGroup | None
 
-def tp_sum(partial: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+
+def tp_sum(partial: Tensor, group: Group) -> Tensor:
     """Sum of `partial` [T, N] over the ranks of `group`: gathered, added in rank order in fp32,
     rounded once to the dtype of `partial`.
 
@@ -16,6 +18,23 @@ def tp_sum(partial: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     if group is None or group.size() == 1 or partial.numel() == 0:
         return partial
     return ordered_sum(gather(partial, group)).to(partial.dtype)
+
+
+def tp_argmax(packed: Tensor, group: Group) -> Tensor:
+    """Largest packed (value, id) of each row over the ranks, i64 [N] (see `argmax.pack`).
+
+    Eight bytes a row travel instead of a vocabulary of logits.
+    """
+    if group is None or group.size() == 1 or packed.numel() == 0:
+        return packed
+    return gather(packed, group).amax(0)
+
+
+def gather_vocab(x: Tensor, group: Group) -> Tensor:
+    """Concatenate vocabulary shards along the last axis: [..., shard] -> [..., shard * ranks]."""
+    if group is None or group.size() == 1:
+        return x
+    return torch.cat(list(gather(x, group)), dim=-1)
 
 
 def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -28,12 +28,18 @@ def _rank(rank: int, init_file: str, results) -> None:
 
 
 def test_all_ranks_hold_the_ordered_sum(tmp_path):
-    context = mp.get_context("spawn")
+    context = mp.get_context("fork")  # spawned ranks would each import torch again
     results = context.SimpleQueue()
-    processes = mp.spawn(_rank, args=(str(tmp_path / "init"), results), nprocs=RANKS, join=False)
+    processes = [
+        context.Process(target=_rank, args=(rank, str(tmp_path / "init"), results), daemon=True)
+        for rank in range(RANKS)
+    ]
+    for process in processes:
+        process.start()
     received = [results.get() for _ in range(RANKS)]
-    while not processes.join():
-        pass
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
     x = partials().float()
     want = ((x[0] + x[1]) + x[2]).bfloat16().float().tolist()
     for rank, whole, alone, strided in received:

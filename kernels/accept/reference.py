@@ -1,0 +1,123 @@
+"""Torch reference of K27; also the CPU production path."""
+
+import torch
+from torch import Tensor
+
+from dspark.kernels import rng
+from dspark.kernels.accept import Accept
+from dspark.kernels.collective import Group, tp_argmax
+from dspark.kernels.collective.argmax import NOTHING, pack_argmax, token_of
+
+
+def accept_greedy(
+    candidates: Tensor,
+    logits: Tensor,
+    *,
+    verify_len: Tensor,
+    prefix_len: Tensor,
+    rows_run: Tensor | None = None,
+    vocab_start: int = 0,
+    group: Group = None,
+) -> Accept:
+    best = tp_argmax(pack_argmax(logits, vocab_start), group).view(candidates.shape)
+    choice = token_of(best)
+    passed = (candidates[:, 1:] == choice[:, :-1]) & (best[:, :-1] != NOTHING)
+    accepted, trimmed = _count(passed, verify_len, rows_run)
+    bonus = _pick(choice, accepted)
+    return _outcome(candidates, accepted, bonus, trimmed, prefix_len, verify_len)
+
+
+def accept_sampled(
+    candidates: Tensor,
+    logits: Tensor,
+    draft_logits: Tensor | None,
+    *,
+    verify_len: Tensor,
+    prefix_len: Tensor,
+    temperature: Tensor,
+    greedy: Tensor,
+    seed: Tensor,
+    rows_run: Tensor | None = None,
+) -> Accept:
+    requests, rows = candidates.shape
+    drafts = candidates[:, 1:, None]  # [R, gamma, 1]
+    p = softmax(logits.view(requests, rows, -1), temperature[:, None, None])
+    if draft_logits is None:
+        q = torch.zeros_like(p[:, :-1]).scatter_(2, drafts, 1.0)
+    else:
+        q = softmax(draft_logits, temperature[:, None, None])
+    usable = (q.sum(-1) > 0) & (p[:, :-1].sum(-1) > 0)
+
+    position = prefix_len[:, None] + torch.arange(1, rows, device=p.device)
+    u = rng.uniform(rng.stream(seed[:, None], position, rng.ACCEPT))
+    p_draft, q_draft = p[:, :-1].gather(2, drafts)[..., 0], q.gather(2, drafts)[..., 0]
+    best = pack_argmax(logits).view(requests, rows)
+    choice = token_of(best)
+    matches = (drafts[..., 0] == choice[:, :-1]) & (best[:, :-1] != NOTHING)
+    passed = torch.where(greedy[:, None], matches, usable & (u * q_draft < p_draft))
+    accepted, trimmed = _count(passed, verify_len, rows_run)
+
+    # Draw from the residual after a rejection, from p after the last row that may count.
+    row = accepted.long()[:, None, None]
+    rejected = accepted < verify_len - 1
+    p_row = p.gather(1, row.expand(-1, -1, p.shape[2]))[:, 0]
+    q_row = q.gather(1, row.clamp(max=rows - 2).expand(-1, -1, p.shape[2]))[:, 0]
+    residual = torch.where(rejected[:, None], (p_row - q_row).clamp(min=0), p_row)
+    weights = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_row)
+    stream = rng.stream(seed, prefix_len + accepted + 1, rng.RESAMPLE)
+    bonus = torch.where(greedy, _pick(choice, accepted), race(weights, stream))
+    return _outcome(candidates, accepted, bonus, trimmed, prefix_len, verify_len)
+
+
+def softmax(logits: Tensor, temperature: Tensor) -> Tensor:
+    """softmax(logits / temperature) over the last axis in fp64, defined for every row.
+
+    NaN counts as -inf; a row with +inf is uniform over its infinities; a row without a finite or
+    +inf value is all zero.
+    """
+    x = logits.double() / temperature.double().clamp(min=1e-6)
+    x = torch.where(x.isnan(), -torch.inf, x)
+    top = x.amax(-1, keepdim=True)
+    weight = torch.where(top == torch.inf, (x == torch.inf).double(), torch.exp(x - top))
+    weight = torch.where(top == -torch.inf, 0.0, weight)
+    return weight / weight.sum(-1, keepdim=True).clamp(min=1.0)
+
+
+def race(weights: Tensor, stream: rng.Stream) -> Tensor:
+    """A token drawn in proportion to weights [R, V]: the largest weight / exponential noise.
+
+    All weights zero: token 0.
+    """
+    each = rng.Stream(stream.a[:, None], stream.b[:, None])
+    noise = rng.exponential(each, torch.arange(weights.shape[1], device=weights.device))
+    return (weights / noise).argmax(-1)
+
+
+def _count(passed: Tensor, verify_len: Tensor, rows_run: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Leading passes capped by verify_len, and how many the cap cut off; both i32 [R]."""
+    run = verify_len if rows_run is None else rows_run
+    tested = torch.arange(passed.shape[1], device=passed.device) < (run - 1)[:, None]
+    leading = (passed & tested).to(torch.int32).cumprod(1).sum(1)
+    accepted = torch.minimum(leading, (verify_len - 1).clamp(min=0))
+    return accepted.to(torch.int32), (leading - accepted).to(torch.int32)
+
+
+def _pick(choice: Tensor, accepted: Tensor) -> Tensor:
+    return choice.gather(1, accepted.long()[:, None])[:, 0]
+
+
+def _outcome(
+    candidates: Tensor,
+    accepted: Tensor,
+    bonus: Tensor,
+    trimmed: Tensor,
+    prefix_len: Tensor,
+    verify_len: Tensor,
+) -> Accept:
+    rows = candidates.shape[1]
+    column = torch.arange(rows, device=candidates.device)
+    shifted = torch.cat([candidates[:, 1:], torch.zeros_like(candidates[:, :1])], 1)
+    tokens = torch.where(column < accepted[:, None], shifted, 0)
+    tokens = torch.where(column == accepted[:, None], bonus[:, None], tokens)
+    commit_len = torch.where(verify_len > 0, accepted + 1, 0)
+    return Accept(accepted, bonus, commit_len, prefix_len + commit_len, trimmed, tokens)

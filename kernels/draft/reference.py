@@ -1,0 +1,63 @@
+"""Torch reference of K24 and K25; also the CPU production path."""
+
+import torch
+from torch import Tensor
+
+from dspark.kernels import rng
+from dspark.kernels.collective import Group, tp_argmax
+from dspark.kernels.collective.argmax import pack_argmax, token_of
+from dspark.kernels.draft import Confidence, MarkovBlock
+from dspark.kernels.linear import Bf16Weight
+from dspark.kernels.linear.reference import bf16_linear
+
+
+def markov_block(
+    base: Tensor,
+    prev: Tensor,
+    w1: Tensor,
+    w2: Bf16Weight,
+    *,
+    temperature: Tensor | None = None,
+    greedy: Tensor | None = None,
+    seed: Tensor | None = None,
+    prefix_len: Tensor | None = None,
+    vocab_start: int = 0,
+    group: Group = None,
+) -> MarkovBlock:
+    gamma, shard = base.shape[1:]
+    token_ids = vocab_start + torch.arange(shard, device=base.device)
+    tokens, corrected = [], []
+    for k in range(gamma):
+        logits = base[:, k] + bf16_linear(w1[prev], w2, torch.float32)
+        keys = logits
+        if temperature is not None:
+            assert seed is not None
+            assert prefix_len is not None
+            stream = rng.stream(seed, prefix_len + k + 1, rng.DRAFT + k)
+            keys = race_keys(logits, temperature, stream, token_ids)
+            if greedy is not None:
+                keys = torch.where(greedy[:, None], logits, keys)
+        prev = token_of(tp_argmax(pack_argmax(keys, vocab_start), group))
+        tokens.append(prev)
+        corrected.append(logits)
+    return MarkovBlock(torch.stack(tokens, 1), torch.stack(corrected, 1))
+
+
+def race_keys(logits: Tensor, temperature: Tensor, stream: rng.Stream, token_ids: Tensor) -> Tensor:
+    """Keys [R, N] whose argmax is a sample of softmax(logits / temperature).
+
+    Token t finishes an exponential race at E_t / exp(l_t / T); the first to finish is token t
+    with probability proportional to exp(l_t / T). The key is minus the log of that time.
+    """
+    each = rng.Stream(stream.a[:, None], stream.b[:, None])
+    noise = rng.exponential(each, token_ids)
+    return logits / temperature.clamp(min=1e-6)[:, None] - torch.log(noise)
+
+
+def confidence(
+    hidden: Tensor, prev_tokens: Tensor, w1: Tensor, proj: Tensor, temperature: Tensor
+) -> Confidence:
+    features = torch.cat([hidden.double(), w1[prev_tokens].double()], -1)
+    logit = (features @ proj.double()).float()
+    probability = torch.sigmoid(logit / temperature).nan_to_num(nan=0.0)
+    return Confidence(probability, logit)

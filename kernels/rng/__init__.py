@@ -1,0 +1,77 @@
+"""Counter-based random numbers: a pure function of (seed, position, purpose, token).
+
+No state is kept, so a request draws the same numbers alone or in a batch, on every rank and in
+every launch shape. The hash uses 32-bit multiply, xor and shift only (Triton twin: `kernel.py`,
+the same bits). Two independent 32-bit lanes name the stream; two streams coincide with
+probability 2^-64.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Purposes: draws that must be independent of each other at one position.
+ACCEPT = 1  # the uniform that accepts or rejects a draft token
+RESAMPLE = 2  # the token drawn after a rejection, or after the last accepted draft
+DRAFT = 16  # DRAFT + k: proposal k of a block, so a position drafted again draws afresh
+
+_MASK = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+
+
+class Stream(NamedTuple):
+    """Names of independent streams; i64 tensors holding u32 values."""
+
+    a: Tensor
+    b: Tensor
+
+
+def stream(seed: Tensor, position: Tensor, purpose: int | Tensor) -> Stream:
+    """Stream of each element. seed: i64, all 64 bits used. position: i64 below 2^32.
+
+    All arguments broadcast.
+    """
+    words = [seed & _MASK, (seed >> 32) & _MASK, position & _MASK, purpose]
+    return Stream(_chain(words, 0x243F6A88), _chain(words, 0x85A308D3))
+
+
+def bits(of: Stream, token: Tensor | int = 0) -> Tensor:
+    """32 random bits for each token id, as i64."""
+    return _mix(of.a ^ _mix((of.b + token * _GOLDEN) & _MASK))
+
+
+def uniform(of: Stream, token: Tensor | int = 0) -> Tensor:
+    """f32 in [0, 1), a multiple of 2^-24."""
+    return (bits(of, token) >> 8).float() * 2.0**-24
+
+
+def exponential(of: Stream, token: Tensor) -> Tensor:
+    """f32 standard exponential, positive and finite, fine-grained near 0 where races are won."""
+    u = ((bits(of, token).double() + 0.5) * 2.0**-32).float().clamp(max=1 - 2.0**-24)
+    series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5)))))
+    return torch.where(u < 1 / 16, series, -torch.log(1 - u))
+
+
+def request_seed(server_seed: int, slot: Tensor, generation: Tensor) -> Tensor:
+    """i64 seed for requests that brought none: fresh for every tenancy of a request slot."""
+    base = torch.as_tensor(server_seed, dtype=torch.int64, device=slot.device)
+    name = stream(base, slot.long(), generation.long() & _MASK)
+    return (name.a << 31) ^ name.b
+
+
+def _chain(words: list[Tensor | int], start: int) -> Tensor:
+    state: Tensor | int = start
+    for word in words:
+        state = _mix(((state + _GOLDEN) & _MASK) ^ word)
+    assert isinstance(state, Tensor)
+    return state
+
+
+def _mix(x: Tensor | int) -> Tensor:
+    """Full-avalanche finaliser of MurmurHash3 on u32 values held in i64."""
+    x = x ^ (x >> 16)
+    x = (x * 0x85EBCA6B) & _MASK
+    x = x ^ (x >> 13)
+    x = (x * 0xC2B2AE35) & _MASK
+    return x ^ (x >> 16)  # type: ignore[return-value]

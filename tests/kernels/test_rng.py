@@ -1,0 +1,72 @@
+"""Counter-based random numbers: distribution, independence, and nothing but the key matters."""
+
+import torch
+
+from dspark.kernels import rng
+
+
+def chi_square_tail(counts: torch.Tensor, expected: torch.Tensor) -> float:
+    """P(chi-square >= observed); cells with no expectation must be empty."""
+    assert (counts[expected == 0] == 0).all()
+    live = expected > 0
+    statistic = ((counts[live] - expected[live]) ** 2 / expected[live]).sum().double()
+    freedom = torch.tensor((int(live.sum()) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, statistic / 2))
+
+
+def test_uniform_is_flat_in_every_argument():
+    n = 1 << 16
+    i = torch.arange(n)
+    zero = torch.zeros(1, dtype=torch.int64)
+    varied = {
+        "seed": rng.uniform(rng.stream(i, zero, rng.ACCEPT)),
+        "high half of the seed": rng.uniform(rng.stream(i << 32, zero, rng.ACCEPT)),
+        "position": rng.uniform(rng.stream(zero, i, rng.ACCEPT)),
+        "purpose": rng.uniform(rng.stream(zero, zero, i)),
+        "token": rng.uniform(rng.stream(zero, zero, rng.ACCEPT), i),
+    }
+    for name, u in varied.items():
+        assert (u >= 0).all(), name
+        assert (u < 1).all(), name
+        counts = torch.histc(u, bins=64, min=0, max=1).double()
+        assert chi_square_tail(counts, torch.full((64,), n / 64)) > 1e-3, name
+        # Neighbouring keys give unrelated numbers.
+        pairs = (u[:-1] * 8).long() * 8 + (u[1:] * 8).long()
+        counts = torch.bincount(pairs, minlength=64).double()
+        assert chi_square_tail(counts, torch.full((64,), (n - 1) / 64)) > 1e-3, name
+
+
+def test_exponential_has_the_right_law_and_no_extremes():
+    tokens = torch.arange(1 << 17)
+    zero = torch.zeros(1, dtype=torch.int64)
+    e = rng.exponential(rng.stream(zero, zero, rng.DRAFT), tokens)
+    assert (e > 0).all()
+    assert e.isfinite().all()
+    counts = torch.histc(1 - torch.exp(-e), bins=64, min=0, max=1).double()
+    assert chi_square_tail(counts, torch.full((64,), len(tokens) / 64)) > 1e-3
+    # The small end decides races between many tokens: -log(1 - u) there, to fp32.
+    u = (rng.bits(rng.stream(zero, zero, rng.DRAFT), tokens).double() + 0.5) * 2.0**-32
+    small = u < 0.5
+    torch.testing.assert_close(e.double()[small], -torch.log1p(-u)[small], rtol=2e-6, atol=0)
+
+
+def test_the_batch_does_not_matter():
+    seed = torch.tensor([7, -1, 2**62 + 5, 0])
+    position = torch.tensor([0, 5, 2**31, 9])
+    whole = rng.uniform(rng.stream(seed, position, rng.RESAMPLE))
+    for i in (3, 1, 0, 2):
+        assert whole[i] == rng.uniform(rng.stream(seed[i], position[i], rng.RESAMPLE))
+
+
+def test_known_bits():
+    """Pinned: a change of the hash changes every seeded completion ever served."""
+    of = rng.stream(torch.tensor([0, 20260811]), torch.tensor([0, 41]), rng.ACCEPT)
+    assert rng.bits(of).tolist() == [677239479, 2419131260]
+
+
+def test_request_seeds_differ_by_tenancy():
+    slots = torch.arange(1, 9).repeat_interleave(8)
+    generations = torch.arange(8).repeat(8)
+    seeds = rng.request_seed(1234, slots, generations)
+    assert seeds.unique().numel() == 64
+    assert not torch.equal(seeds, rng.request_seed(1235, slots, generations))
