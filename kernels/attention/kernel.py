@@ -1,0 +1,388 @@
+"""Triton kernels of K18 and K19.
+
+Decode regime (T <= 64, also verify and draft): one program per (row, split of 64 list positions,
+16 heads) writes an unnormalised partial; a second kernel adds the partials in list order. The
+split length is a constant of the op, so a row's bits do not depend on T, the grid or the device.
+
+Prefill (T > 64): the slots any row lists are dequantised once into a bf16 workspace, then one
+program per (row, 16 heads) walks its list.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dspark.kernels.plan import AotEntry, LaunchConfig
+from dspark.kernels.qkv.kernel import pool_views, rotate
+from dspark.kernels.qkv.pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES
+
+DECODE_ROWS = 64  # rows up to which the split kernel runs
+SPLIT = 64  # list positions of one program: changing it changes bits
+TILE = 32  # list positions of one mma tile
+HEADS = 16  # heads of one program: the smallest mma M
+
+LAUNCH = {
+    "decode": LaunchConfig(8, 2, {"CH": SPLIT, "BT": TILE, "BH": HEADS}),
+    "combine": LaunchConfig(2, 1, {"GROUP": 16, "BD": 128}),
+    "gather": LaunchConfig(4, 1, {"BN": 4}),
+    "prefill": LaunchConfig(8, 2, {"BK": 64, "BH": HEADS}),
+}
+
+# Softmax runs in base 2; a finite floor keeps exp2(-inf - -inf) out.
+FLOOR = tl.constexpr(-1.0e30)
+LOG2E = tl.constexpr(1.4426950408889634)
+D = tl.constexpr(HEAD)
+NOPE_D = tl.constexpr(NOPE)
+ROPE_D = tl.constexpr(HEAD - NOPE)
+SLOT = tl.constexpr(DATA_BYTES)
+SCALES = tl.constexpr(SCALE_BYTES)
+
+
+# Sizes that change from batch to batch must not each compile a variant.
+SIZES = ["H", "A", "B", "a_page", "b_page", "a_splits", "splits"]
+
+
+@triton.jit
+def load_slot_tile(codes, rope, scales, page, offset, stride, per_page, valid, BT: tl.constexpr):
+    """Slots (page, offset)[BT] -> nope bf16 [BT, 512] (zero from 448 on) and rope bf16 [BT, 64].
+
+    `codes`, `rope` and `scales` are e4m3, bf16 and u8 views of one pool; `stride` is in bytes.
+    """
+    d = tl.arange(0, D)
+    r = tl.arange(0, ROPE_D)
+    g = tl.arange(0, SCALES)
+    row = page.to(tl.int64) * stride
+    data = row + offset * SLOT
+    nope_mask = valid[:, None] & (d < NOPE_D)[None, :]
+    code = tl.load(codes + data[:, None] + d[None, :], mask=nope_mask, other=0.0)
+    half = (data + NOPE_D) // 2
+    rot = tl.load(rope + half[:, None] + r[None, :], mask=valid[:, None], other=0.0)
+    at = row + per_page * SLOT + offset * SCALES
+    group_mask = valid[:, None] & (g < SCALES - 1)[None, :]
+    exponent = tl.load(scales + at[:, None] + g[None, :], mask=group_mask, other=0)
+    # A UE8M0 byte is the exponent field of a bf16: the product is exact.
+    scale = (exponent.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
+    grouped = tl.reshape(code.to(tl.bfloat16), (BT, SCALES, D // SCALES))
+    nope = tl.reshape(grouped * scale[:, :, None], (BT, D))
+    return nope, rot
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _decode(
+    q, a_codes, a_rope, a_scales, a_idx, a_len, b_codes, b_rope, b_scales, b_idx, b_len,
+    part, part_max, part_sum, scale, H, A, B, a_stride, b_stride, a_page, b_page,
+    a_splits, splits, CH: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    head = tl.program_id(2) * BH + tl.arange(0, BH)
+    # The pool is chosen on pointers here: a branch inside the loop would stop load pipelining.
+    if split < a_splits:
+        codes, rope, scales, stride, per_page = a_codes, a_rope, a_scales, a_stride, a_page
+        listed = a_idx + row * A
+        length = tl.minimum(tl.load(a_len + row), A)
+        start = split * CH
+    else:
+        codes, rope, scales, stride, per_page = b_codes, b_rope, b_scales, b_stride, b_page
+        listed = b_idx + row * B
+        length = tl.minimum(tl.load(b_len + row), B)
+        start = (split - a_splits) * CH
+    if start >= length:
+        return
+
+    d = tl.arange(0, D)
+    r = tl.arange(0, ROPE_D)
+    t = tl.arange(0, BT)
+    real = head < H
+    q_row = q + (row * H + head)[:, None] * D
+    q_nope = tl.load(q_row + d[None, :], mask=real[:, None] & (d < NOPE_D)[None, :], other=0.0)
+    q_rope = tl.load(q_row + NOPE_D + r[None, :], mask=real[:, None], other=0.0)
+    top = tl.full((BH,), FLOOR, tl.float32)
+    total = tl.zeros((BH,), tl.float32)
+    acc_nope = tl.zeros((BH, D), tl.float32)
+    acc_rope = tl.zeros((BH, ROPE_D), tl.float32)
+    for tile in range(0, CH, BT):
+        at = start + tile + t
+        slot = tl.load(listed + at, mask=at < length, other=-1)
+        valid = slot >= 0
+        safe = tl.where(valid, slot, 0)
+        page = safe // per_page
+        nope, rot = load_slot_tile(
+            codes, rope, scales, page, safe - page * per_page, stride, per_page, valid, BT
+        )
+        s = tl.dot(q_nope, tl.trans(nope))
+        s = tl.dot(q_rope, tl.trans(rot), acc=s)
+        s = tl.where(valid[None, :], s * (scale * LOG2E), FLOOR)
+        new_top = tl.maximum(top, tl.max(s, 1))
+        p = tl.where(valid[None, :], tl.exp2(s - new_top[:, None]), 0.0)
+        decay = tl.exp2(top - new_top)
+        total = total * decay + tl.sum(p, 1)
+        p16 = p.to(tl.bfloat16)
+        acc_nope = tl.dot(p16, nope, acc=acc_nope * decay[:, None])
+        acc_rope = tl.dot(p16, rot, acc=acc_rope * decay[:, None])
+        top = new_top
+
+    at = (row * splits + split) * H + head
+    tl.store(part_max + at, top, mask=real)
+    tl.store(part_sum + at, total, mask=real)
+    out = part + at[:, None] * D
+    tl.store(out + d[None, :], acc_nope, mask=real[:, None] & (d < NOPE_D)[None, :])
+    tl.store(out + NOPE_D + r[None, :], acc_rope, mask=real[:, None])
+
+
+@triton.jit(do_not_specialize=["H", "A", "B", "a_splits", "splits"])
+def _combine(
+    part, part_max, part_sum, a_len, b_len, sink, cos_sin, pos, out, H, A, B, a_splits, splits,
+    CH: tl.constexpr, GROUP: tl.constexpr, BD: tl.constexpr, ROTATE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.program_id(2) * BD + tl.arange(0, BD)
+    s = tl.arange(0, GROUP)
+    a_used = tl.cdiv(tl.minimum(tl.load(a_len + row), A), CH)
+    b_used = tl.cdiv(tl.minimum(tl.load(b_len + row), B), CH)
+    end = tl.where(b_used > 0, a_splits + b_used, a_used)
+
+    # Groups of splits are aligned to the list, so the order of the sums is fixed as well.
+    sink_log2 = tl.load(sink + head) * LOG2E
+    top = sink_log2
+    for first in range(0, end, GROUP):
+        at = first + s
+        used = (at < a_used) | ((at >= a_splits) & (at < end))
+        maxima = tl.load(part_max + (row * splits + at) * H + head, mask=used, other=FLOOR)
+        top = tl.maximum(top, tl.max(maxima, 0))
+    total = tl.exp2(sink_log2 - top)
+    acc = tl.zeros((BD,), tl.float32)
+    for first in range(0, end, GROUP):
+        at = first + s
+        used = (at < a_used) | ((at >= a_splits) & (at < end))
+        cell = (row * splits + at) * H + head
+        maxima = tl.load(part_max + cell, mask=used, other=FLOOR)
+        sums = tl.load(part_sum + cell, mask=used, other=0.0)
+        weight = tl.where(used, tl.exp2(maxima - top), 0.0)
+        values = tl.load(part + cell[:, None] * D + d[None, :], mask=used[:, None], other=0.0)
+        total += tl.sum(weight * sums, 0)
+        acc += tl.sum(weight[:, None] * values, 0)
+    o = acc / total
+    o = tl.reshape(o, (1, BD))
+    if ROTATE:
+        first = (NOPE_D - tl.program_id(2) * BD) // 2
+        o = rotate(o, cos_sin, tl.load(pos + row), first, 1, BD, True)
+    tl.store(out + (row * H + head) * D + d[None, :], o.to(tl.bfloat16))
+
+
+@triton.jit(do_not_specialize=["N", "per_page"])
+def _gather(codes, rope, scales, slots, out, N, stride, per_page, BN: tl.constexpr):
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    d = tl.arange(0, D)
+    r = tl.arange(0, ROPE_D)
+    inside = n < N
+    slot = tl.load(slots + n, mask=inside, other=0).to(tl.int64)
+    page = slot // per_page
+    nope, rot = load_slot_tile(
+        codes, rope, scales, page, slot - page * per_page, stride, per_page, inside, BN
+    )
+    to = out + n.to(tl.int64)[:, None] * D
+    tl.store(to + d[None, :], nope, mask=inside[:, None] & (d < NOPE_D)[None, :])
+    tl.store(to + NOPE_D + r[None, :], rot, mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=["H", "C"])
+def _prefill(
+    q, kv, idx, length, sink, cos_sin, pos, out, scale, H, C,
+    BK: tl.constexpr, BH: tl.constexpr, ROTATE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BH + tl.arange(0, BH)
+    real = head < H
+    d = tl.arange(0, D)
+    k = tl.arange(0, BK)
+    q_tile = tl.load(q + (row * H + head)[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
+    sink_log2 = tl.load(sink + head, mask=real, other=0.0) * LOG2E
+    top = sink_log2  # the sink is a key of value 0 that comes first
+    total = tl.full((BH,), 1.0, tl.float32)
+    acc = tl.zeros((BH, D), tl.float32)
+    for first in range(0, tl.load(length + row), BK):
+        at = first + k
+        slot = tl.load(idx + row * C + at, mask=at < C, other=-1)
+        valid = slot >= 0
+        safe = tl.where(valid, slot, 0).to(tl.int64)
+        keys = tl.load(kv + safe[:, None] * D + d[None, :], mask=valid[:, None], other=0.0)
+        s = tl.dot(q_tile, tl.trans(keys))
+        s = tl.where(valid[None, :], s * (scale * LOG2E), FLOOR)
+        new_top = tl.maximum(top, tl.max(s, 1))
+        p = tl.where(valid[None, :], tl.exp2(s - new_top[:, None]), 0.0)
+        decay = tl.exp2(top - new_top)
+        total = total * decay + tl.sum(p, 1)
+        acc = tl.dot(p.to(tl.bfloat16), keys, acc=acc * decay[:, None])
+        top = new_top
+    o = acc / total[:, None]
+    if ROTATE:
+        o = rotate(o, cos_sin, tl.load(pos + row), NOPE_D // 2, BH, D, True)
+    tl.store(
+        out + (row * H + head)[:, None] * D + d[None, :], o.to(tl.bfloat16), mask=real[:, None]
+    )
+
+
+def mla_sparse(
+    q: Tensor,
+    swa_pool: Tensor,
+    swa_n: int,
+    swa_idx: Tensor,
+    swa_len: Tensor,
+    x_pool: Tensor | None,
+    x_n: int,
+    x_idx: Tensor | None,
+    x_len: Tensor | None,
+    sink: Tensor,
+    scale: float,
+    cos_sin: Tensor | None,
+    pos: Tensor,
+) -> Tensor:
+    lists = [SlotList(swa_pool, swa_n, swa_idx.contiguous(), swa_len)]
+    if x_pool is not None and x_idx is not None and x_len is not None:
+        lists.append(SlotList(x_pool, x_n, x_idx.contiguous(), x_len))
+    q = q.contiguous()
+    if q.shape[0] == 0:
+        return torch.empty_like(q)
+    if q.shape[0] <= DECODE_ROWS:
+        return _run_decode(q, lists, sink, scale, cos_sin, pos)
+    return _run_prefill(q, lists, sink, scale, cos_sin, pos)
+
+
+class SlotList(NamedTuple):
+    pool: Tensor  # u8 [pages, stride]
+    per_page: int
+    idx: Tensor  # i32 [T, N]
+    length: Tensor  # i32 [T]
+
+
+def _run_decode(
+    q: Tensor,
+    lists: list[SlotList],
+    sink: Tensor,
+    scale: float,
+    cos_sin: Tensor | None,
+    pos: Tensor,
+) -> Tensor:
+    rows, heads, _ = q.shape
+    a, b = lists[0], lists[-1]
+    a_width = a.idx.shape[1]
+    b_width = b.idx.shape[1] if len(lists) == 2 else 0
+    a_splits = triton.cdiv(a_width, SPLIT)
+    splits = a_splits + triton.cdiv(b_width, SPLIT)
+    part = torch.empty(rows, splits, heads, HEAD, dtype=torch.float32, device=q.device)
+    part_max = torch.empty(rows, splits, heads, dtype=torch.float32, device=q.device)
+    part_sum = torch.empty_like(part_max)
+    decode = LAUNCH["decode"]
+    _decode[(rows, splits, triton.cdiv(heads, HEADS))](
+        q, *pool_views(a.pool), a.idx, a.length, *pool_views(b.pool), b.idx, b.length,
+        part, part_max, part_sum, scale, heads, a_width, b_width,
+        a.pool.stride(0), b.pool.stride(0), a.per_page, b.per_page, a_splits, splits,
+        num_warps=decode.num_warps, num_stages=decode.num_stages, **decode.constexprs,
+    )  # fmt: skip
+    out = torch.empty_like(q)
+    combine = LAUNCH["combine"]
+    _combine[(rows, heads, HEAD // combine.constexprs["BD"])](
+        part, part_max, part_sum, a.length, b.length, sink, sink if cos_sin is None else cos_sin,
+        pos, out, heads, a_width, b_width, a_splits, splits,
+        CH=SPLIT, ROTATE=cos_sin is not None,
+        num_warps=combine.num_warps, num_stages=combine.num_stages, **combine.constexprs,
+    )  # fmt: skip
+    return out
+
+
+def _run_prefill(
+    q: Tensor,
+    lists: list[SlotList],
+    sink: Tensor,
+    scale: float,
+    cos_sin: Tensor | None,
+    pos: Tensor,
+) -> Tensor:
+    rows, heads, _ = q.shape
+    slots, idx = zip(*(_renumber(part) for part in lists), strict=True)
+    counts = [used.shape[0] for used in slots]
+    kv = torch.empty(sum(counts), HEAD, dtype=torch.bfloat16, device=q.device)
+    for part, used, to in zip(lists, slots, kv.split(counts), strict=True):
+        gather_dequant(part, used, to)
+    length = lists[0].length
+    if len(lists) == 2:
+        idx = (idx[0], torch.where(idx[1] >= 0, idx[1] + counts[0], -1))
+        length = torch.where(lists[1].length > 0, idx[0].shape[1] + lists[1].length, length)
+    listed = torch.cat(idx, 1)
+    out = torch.empty_like(q)
+    launch = LAUNCH["prefill"]
+    _prefill[(rows, triton.cdiv(heads, HEADS))](
+        q, kv, listed, length, sink, sink if cos_sin is None else cos_sin, pos, out,
+        scale, heads, listed.shape[1], ROTATE=cos_sin is not None,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
+    )  # fmt: skip
+    return out
+
+
+def _renumber(part: SlotList) -> tuple[Tensor, Tensor]:
+    """(slots any row lists [N], idx with each slot replaced by its place among them).
+
+    Waits for the device to learn N, which only prefill may do.
+    """
+    column = torch.arange(part.idx.shape[1], device=part.idx.device)
+    idx = part.idx.masked_fill(column >= part.length[:, None], -1).long()
+    used = torch.zeros(part.pool.shape[0] * part.per_page + 1, dtype=torch.bool, device=idx.device)
+    used[idx] = True  # -1 marks the extra last element
+    used[-1] = False
+    place = used.cumsum(0, dtype=torch.int32) - 1
+    return used.nonzero().squeeze(1).int(), torch.where(idx >= 0, place[idx], -1)
+
+
+def gather_dequant(part: SlotList, slots: Tensor, out: Tensor) -> None:
+    """Slots [N] of a packed pool -> out bf16 [N, 512], exactly."""
+    if slots.shape[0] == 0:
+        return
+    launch = LAUNCH["gather"]
+    _gather[(triton.cdiv(slots.shape[0], launch.constexprs["BN"]),)](
+        *pool_views(part.pool), slots, out, slots.shape[0], part.pool.stride(0), part.per_page,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
+    )  # fmt: skip
+
+
+_POINTERS = {
+    "q": "*bf16", "kv": "*bf16", "out": "*bf16", "sink": "*fp32", "cos_sin": "*fp32",
+    "pos": "*i64", "idx": "*i32", "length": "*i32", "slots": "*i32",
+    "part": "*fp32", "part_max": "*fp32", "part_sum": "*fp32",
+    "codes": "*fp8e4nv", "rope": "*bf16", "scales": "*u8",
+    "a_codes": "*fp8e4nv", "a_rope": "*bf16", "a_scales": "*u8", "a_idx": "*i32", "a_len": "*i32",
+    "b_codes": "*fp8e4nv", "b_rope": "*bf16", "b_scales": "*u8", "b_idx": "*i32", "b_len": "*i32",
+}  # fmt: skip
+
+
+def _entry(op: str, fn: Any, expects_mma: bool, **constexprs: int) -> AotEntry:
+    launch = LAUNCH[op]
+    constants = {**launch.constexprs, **constexprs}
+    arguments = [name for name in fn.arg_names if name not in constants]
+    signature = {name: _POINTERS.get(name, "i32") for name in arguments}
+    if "scale" in signature:
+        signature["scale"] = "fp32"
+    aligned = (*_POINTERS, "stride", "a_stride", "b_stride")
+    return AotEntry(
+        name=f"attention.{op}",
+        fn=fn,
+        signature=signature,
+        constexprs=constants,
+        divisible=tuple(name for name in arguments if name in aligned),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        expects_mma=expects_mma,
+        hot=True,
+    )
+
+
+AOT = [
+    _entry("decode", _decode, True),
+    _entry("combine", _combine, False, CH=SPLIT, ROTATE=1),
+    _entry("gather", _gather, False),
+    _entry("prefill", _prefill, True, ROTATE=1),
+]
