@@ -19,6 +19,17 @@ def resolve_arguments(original, server_args):
     arguments.resolve(original, server_args)
 
 
+def check_request(original, manager, obj, input_ids):
+    """TokenizerManager._validate_one_request checks lengths only."""
+    from sglang.srt.configs.model_config import is_deepseek_v4
+
+    if is_deepseek_v4(manager.model_config.hf_config):
+        from dspark.request_checks import check_request
+
+        check_request(obj, input_ids, manager.model_config.vocab_size)
+    return original(manager, obj, input_ids)
+
+
 def allow_dspark_on_cpu(original, server_args):
     """_handle_dspark refuses every device but CUDA; its other checks hold on the CPU too."""
     if server_args.device != "cpu" or not arguments.is_deepseek_v4(server_args):
@@ -113,6 +124,7 @@ def make_backend(runner):
 
 HOOKS: dict[str, Callable] = {
     "server_args.ServerArgs.__post_init__": resolve_arguments,
+    "managers.tokenizer_manager.TokenizerManager._validate_one_request": check_request,
     "arg_groups.speculative_hook._handle_dspark": allow_dspark_on_cpu,
     f"{seams.KVC}._build_token_to_kv_pool": build_kv_pool,
     f"{seams.KVC}._build_token_to_kv_pool_allocator": build_allocator,

@@ -43,10 +43,15 @@ PAGED_ALLOCATOR = "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
 DRAFT_INPUT = "speculative.dflash_info_v2.DFlashDraftInputV2"
 
 SEAMS = (
-    # Arguments (launcher process).
+    # Arguments and requests (launcher process).
     Seam("server_args.ServerArgs.__post_init__", Use.HOOK, ("self",)),
     Seam("server_args.prepare_server_args", Use.CALL, ("argv",)),
     Seam("arg_groups.speculative_hook._handle_dspark", Use.HOOK, ("server_args",)),
+    Seam(
+        "managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        Use.HOOK,
+        ("self", "obj", "input_ids"),
+    ),
     # Memory (worker process).
     Seam(
         f"{KVC}._build_token_to_kv_pool",

@@ -48,6 +48,7 @@ algorithm = Some(is_dspark=lambda: True)
 future = Some(spec_algo=Some(is_dspark=lambda: False), device="cpu")
 calls = [
     plugin.resolve_arguments(original, args),
+    plugin.check_request(original, Some(model_config=Some(hf_config=llama)), None, [-1]),
     plugin.allow_dspark_on_cpu(original, args),
     plugin.build_kv_pool(original, None, is_dsv4_model=False),
     plugin.build_allocator(original, None, is_dsv4_model=False),
@@ -57,8 +58,8 @@ calls = [
     plugin.bonus_tokens_without_stream(original, future, Some(spec_info=object())),
     plugin.keep_head_counts(original, Some(hf_config=llama), None, 2),
 ]
-assert calls == [None] + ["stock"] * 8, calls
-assert len(asked) == 9, asked
+assert calls == [None] + ["stock"] * 9, calls
+assert len(asked) == 10, asked
 print("INERT")
 """
 
