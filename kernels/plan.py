@@ -5,8 +5,25 @@ and an `AOT: list[AotEntry]` (what `python -m dspark.kernels.aot` compiles for s
 autotuner: timing noise must never choose the order of a sum.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+# Families with a Triton kernel; `collective` and `rng` have none of their own.
+FAMILIES = (
+    "accept",
+    "attention",
+    "compress",
+    "draft",
+    "hyper",
+    "indexer",
+    "linear",
+    "moe",
+    "qkv",
+    "schedule",
+    "state",
+    "step",
+)
 
 
 class LaunchConfig(NamedTuple):
@@ -29,3 +46,33 @@ class AotEntry(NamedTuple):
     num_stages: int
     expects_mma: bool  # the PTX must contain mma.sync
     hot: bool  # no register may spill
+
+
+def launch_table() -> dict[str, LaunchConfig]:
+    """Every launch configuration, "family.op" -> LaunchConfig. A view for reports and tuners."""
+    return {
+        f"{family}.{op}": config
+        for family in FAMILIES
+        for op, config in _kernel_module(family).LAUNCH.items()
+    }
+
+
+def aot_entries(family: str | None = None) -> list[AotEntry]:
+    """Every specialisation that must compile for sm_89, of one family or of all.
+
+    Raises:
+        ValueError: for a family without kernels, or when two entries share a name.
+    """
+    if family is not None and family not in FAMILIES:
+        raise ValueError(f"no kernels in {family!r}; families: {', '.join(FAMILIES)}")
+    families = FAMILIES if family is None else (family,)
+    entries = [entry for name in families for entry in _kernel_module(name).AOT]
+    names = [entry.name for entry in entries]
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"AOT entries share a name: {', '.join(duplicates)}")
+    return entries
+
+
+def _kernel_module(family: str) -> Any:
+    return importlib.import_module(f"dspark.kernels.{family}.kernel")
