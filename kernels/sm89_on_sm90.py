@@ -35,7 +35,8 @@ def _emit_sm89(
         # A Hopper block may have 227 KB, so the device would not refuse what Ada cannot launch.
         if metadata["shared"] > MAX_SHARED_BYTES:
             raise RuntimeError(
-                f"kernel needs {metadata['shared']} B of shared memory, sm_89 has {MAX_SHARED_BYTES}"
+                f"kernel needs {metadata['shared']} B of shared memory, "
+                f"sm_89 has {MAX_SHARED_BYTES}"
             )
         return backend.make_ptx(source, metadata, options, CAPABILITY)
 
