@@ -141,6 +141,16 @@ def is_deepseek_v4(server_args) -> bool:
     return ARCHITECTURE in (config.get("architectures") or ())
 
 
+def refuse_sibling(server_args) -> None:
+    """A DeepSeek-V4 configuration under another class name is ours to refuse by name."""
+    config = read_config(server_args.model_path, server_args.revision)
+    if config.get("model_type") == "deepseek_v4":
+        raise UsageError(
+            f"config.json names the architecture {config.get('architectures')}, but only "
+            f"['{ARCHITECTURE}'] is served."
+        )
+
+
 def resolve(original, server_args) -> None:
     """Around ServerArgs.__post_init__.
 
@@ -148,6 +158,7 @@ def resolve(original, server_args) -> None:
         UsageError: one sentence naming the flag or checkpoint field that cannot be served.
     """
     if not is_deepseek_v4(server_args):
+        refuse_sibling(server_args)
         original(server_args)
         return
     config = checkpoint_config(server_args)
@@ -293,6 +304,8 @@ def fill_defaults(server_args, config: ModelConfig, on_cpu: bool) -> None:
             setattr(server_args, field, value)
     if not has_tokenizer(server_args):
         server_args.skip_tokenizer_init = True
+    if on_cpu:
+        server_args.sleep_on_idle = True  # an idle worker would otherwise spin on a core
     for name, value in default_environment(server_args, on_cpu).items():
         os.environ.setdefault(name, value)
 
@@ -342,3 +355,10 @@ def share_cores(ranks: int) -> str:
     cores = sorted(os.sched_getaffinity(0))
     shares = [cores[rank::ranks] or [cores[rank % len(cores)]] for rank in range(ranks)]
     return "|".join(",".join(map(str, share)) for share in shares)
+
+
+def draft_block_size(server_args) -> int:
+    """Rows of a draft block: the width the draft was trained with (resolved arguments)."""
+    path = server_args.speculative_draft_model_path or server_args.model_path
+    config = read_config(path, server_args.speculative_draft_model_revision)
+    return int(config["dspark_block_size"])

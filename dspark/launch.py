@@ -7,20 +7,28 @@ from dspark.errors import UsageError
 from dspark.standins import CPU_ENGINE, install_if_cpu
 
 
-def requested_device(argv: list[str]) -> str | None:
-    """Value of the last `--device`, written as two words or with `=`; None if absent."""
-    device = None
+def flag_value(argv: list[str], *flags: str) -> str | None:
+    """Last value of a flag, written as two words or with `=`; None if it is absent."""
+    value = None
     for word, following in itertools.pairwise([*argv, None]):
-        if word == "--device":
-            device = following
-        elif word and word.startswith("--device="):
-            device = word.partition("=")[2]
-    return device
+        name, equals, given = (word or "").partition("=")
+        if name in flags:
+            value = given if equals else following
+    return value
+
+
+def check_model_path(argv: list[str]) -> None:
+    """Refuse a directory that is not there before SGLang looks for it on the hub."""
+    path = flag_value(argv, "--model-path", "--model")
+    if path is None and "--config" not in argv and not {"-h", "--help"} & set(argv):
+        raise UsageError("--model-path DIRECTORY is needed.")
+    if path and path.startswith(("/", "./", "../", "~")) and not os.path.exists(path):
+        raise UsageError(f"--model-path {path} does not exist.")
 
 
 def resolve_device(argv: list[str]) -> list[str]:
     """Append `--device cpu` where no device was asked for and there is no CUDA device."""
-    if requested_device(argv) is not None:
+    if flag_value(argv, "--device") is not None:
         return argv
     import torch
 
@@ -30,7 +38,7 @@ def resolve_device(argv: list[str]) -> list[str]:
 def prepare_process(argv: list[str]) -> list[str]:
     """Set this process and its children up for the device; nothing of SGLang is imported yet."""
     argv = resolve_device(argv)
-    if requested_device(argv) == "cpu":
+    if flag_value(argv, "--device") == "cpu":
         os.environ[CPU_ENGINE] = "1"
         install_if_cpu()
     return argv
@@ -51,6 +59,7 @@ def load_plugin() -> None:
 
 
 def main(argv: list[str]) -> None:
+    check_model_path(argv)
     argv = prepare_process(argv)
     load_plugin()
     from sglang.launch_server import run_server

@@ -134,9 +134,21 @@ class LocalServer:
         except ValueError:
             return response.text
 
-    def generate(self, prompt: str | Sequence[int], max_new_tokens: int, **sampling) -> Output:
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int,
+        request_id: str | None = None,
+        **sampling,
+    ) -> Output:
         """One completion, greedy and of exactly `max_new_tokens` unless `sampling` says else."""
-        return _output(self.request("/generate", _body(prompt, max_new_tokens, sampling)))
+        body = _body(prompt, max_new_tokens, sampling)
+        if request_id is not None:
+            body["rid"] = request_id  # the name to abort it by
+        return _output(self.request("/generate", body))
+
+    def abort(self, request_id: str) -> None:
+        self.request("/abort_request", {"rid": request_id})
 
     def generate_batch(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, **sampling

@@ -9,9 +9,11 @@ calls is implemented. A real package that is installed is never shadowed.
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import sys
 import types
+import warnings
 
 CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"  # SGLang's own switch; child processes inherit it
 VERSIONS = {"sgl_kernel": "0.4.5", "torchvision": "0.0.0"}
@@ -93,3 +95,13 @@ def install_if_cpu() -> None:
     names = absent()  # an installed stand-in counts as present
     if names:
         sys.meta_path.insert(0, StandinFinder(names))
+        silence_consequences()
+
+
+def silence_consequences() -> None:
+    """Hide what SGLang says, in every process, about models and formats that need a GPU."""
+    for start in ("Triton is not supported", "Only CUDA"):
+        warnings.filterwarnings("ignore", message=start)
+    logging.getLogger("sglang.srt.models.registry").addFilter(
+        lambda record: "Ignore import error when loading sglang." not in record.getMessage()
+    )

@@ -176,6 +176,13 @@ def test_missing_config_field_is_one_sentence(tmp_path):
         arguments.resolve(lambda _: None, server_args(model_path=str(tmp_path)))
 
 
+def test_unknown_class_name_of_the_family_is_named(tmp_path):
+    config = presets.tiny() | {"architectures": ["DeepseekV4Other"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="DeepseekV4Other"):
+        arguments.resolve(lambda _: None, server_args(model_path=str(tmp_path)))
+
+
 def test_tensor_parallel_size_must_divide_the_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(presets.tiny()))
     with pytest.raises(UsageError, match="size 3"):

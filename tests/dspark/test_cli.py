@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dspark import cli, launch
+from dspark.errors import UsageError
 
 
 def test_unknown_command_lists_the_known_ones(capsys):
@@ -26,7 +27,7 @@ def test_arguments_reach_the_command(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argv", "device"),
+    ("argv", "value"),
     [
         ([], None),
         (["--model-path", "x"], None),
@@ -34,10 +35,21 @@ def test_arguments_reach_the_command(monkeypatch):
         (["--device=cuda:1"], "cuda:1"),
         (["--device", "cuda", "--device=cpu"], "cpu"),
         (["--device"], None),
+        (["--devices", "cpu"], None),
     ],
 )
-def test_requested_device(argv, device):
-    assert launch.requested_device(argv) == device
+def test_last_value_of_a_flag(argv, value):
+    assert launch.flag_value(argv, "--device") == value
+
+
+def test_missing_model_is_one_sentence(tmp_path):
+    with pytest.raises(UsageError, match="--model-path DIRECTORY is needed"):
+        launch.check_model_path(["--port", "1"])
+    with pytest.raises(UsageError, match="does not exist"):
+        launch.check_model_path(["--model", str(tmp_path / "absent")])
+    launch.check_model_path(["--model-path", str(tmp_path)])
+    launch.check_model_path(["--model-path", "owner/name"])
+    launch.check_model_path(["--help"])
 
 
 @pytest.mark.parametrize(
