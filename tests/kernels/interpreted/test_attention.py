@@ -1,0 +1,77 @@
+"""Sparse attention kernels under the interpreter against the fp64 reference."""
+
+import pytest
+import torch
+from kv_cases import assert_close, attention_case
+
+from dspark.kernels.attention import kernel
+
+
+@pytest.fixture(params=["decode", "prefill"])
+def path(request, monkeypatch):
+    """Both plans, whatever the number of rows."""
+    monkeypatch.setattr(kernel, "DECODE_ROWS", 64 if request.param == "decode" else 0)
+
+
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 133])
+def test_window_widths(path, width):
+    case = attention_case(2, 8, width, seed=width)
+    assert_close(case.run(), case.reference())
+
+
+@pytest.mark.parametrize(("heads", "entries", "per_page"), [(4, 40, 64), (8, 66, 64), (18, 5, 2)])
+def test_heads_and_compressed_entries(path, heads, entries, per_page):
+    case = attention_case(2, heads, 30, entries, per_page, seed=heads)
+    assert_close(case.run(), case.reference())
+
+
+def test_without_inverse_rope(path):
+    case = attention_case(2, 4, 30, 5)._replace(cos_sin=None)
+    assert_close(case.run(), case.reference())
+
+
+def test_empty_lists_give_zero_and_read_nothing(path):
+    case = attention_case(3, 4, 5, 5)
+    case.swa_pool.fill_(255)  # NaN
+    case.x_pool.fill_(255)
+    case.swa_len.zero_()
+    case.x_len.zero_()
+    assert torch.equal(case.run(), torch.zeros_like(case.q))
+
+
+def test_minus_one_inside_a_list_is_skipped(path):
+    case = attention_case(1, 4, 8)
+    short = case._replace(swa_idx=case.swa_idx[:, :7], swa_len=case.swa_len - 1)
+    holed = case._replace(swa_idx=case.swa_idx.clone())
+    holed.swa_idx[0, 7] = -1
+    assert torch.equal(holed.run(), short.run())
+
+
+def test_rows_do_not_depend_on_their_batch():
+    case = attention_case(6, 4, 70, 20, seed=3)
+    whole = case.run()
+    order = torch.tensor([4, 0, 5])
+    assert torch.equal(case.rows(order).run(), whole[order])
+    assert torch.equal(case.rows(torch.tensor([2])).run(), whole[2:3])
+
+
+def test_list_width_does_not_change_bits():
+    """A graph captured for a longer context pads every list."""
+    case = attention_case(2, 4, 20, 70, seed=4)
+    pad = torch.full((2, 1200), -1, dtype=torch.int32)
+    wider = case._replace(x_idx=torch.cat([case.x_idx, pad], 1))
+    assert torch.equal(wider.run(), case.run())
+
+
+def test_head_count_does_not_change_bits():
+    """Four heads alone, or inside a rank of eighteen."""
+    case = attention_case(1, 18, 40, 5, seed=5)
+    whole = case.run()
+    some = case._replace(q=case.q[:, 14:18], sink=case.sink[14:18])
+    assert torch.equal(some.run(), whole[:, 14:18])
+
+
+def test_no_rows(path):
+    case = attention_case(1, 4, 5)
+    none = torch.empty(0, dtype=torch.int64)
+    assert case.rows(none).run().shape == (0, 4, 512)

@@ -1,0 +1,67 @@
+"""Compressor kernels under the interpreter against the references."""
+
+import pytest
+import torch
+from kv_cases import assert_pool_close, compress_case
+
+from dspark.kernels import compress
+from dspark.kernels.compress import reference
+
+EPS = 1e-6
+CASES = [
+    (4, 512, [(0, 6)]),  # the first window has no predecessor
+    (4, 512, [(13, 6), (250, 6)]),
+    (4, 128, [(2, 6), (7, 1)]),
+    (4, 128, [(16, 1), (30, 2)]),  # one of them closes nothing
+    (128, 512, [(124, 6)]),
+    (128, 512, [(127, 1), (383, 2)]),
+    (128, 512, [(0, 128)]),
+]
+
+
+def run(implementation, case, ratio, width):
+    if ratio == 4:
+        implementation.c4_compress(*case, 64, "index" if width == 128 else "kv", EPS)
+    else:
+        implementation.c128_compress(*case, 2, EPS)
+    return case
+
+
+@pytest.mark.parametrize(("ratio", "width", "requests"), CASES)
+def test_entries_and_ring_match_the_reference(ratio, width, requests):
+    case = compress_case(ratio, width, requests, padded=2)
+    device = torch.device("cpu")
+    got = run(compress, case.to(device), ratio, width)
+    want = run(reference, case.to(device), ratio, width)
+    assert torch.equal(got.state, want.state)
+    assert_pool_close(got.pool, want.pool, None if width == 128 else 256 // ratio)
+
+
+@pytest.mark.parametrize(("ratio", "width", "start"), [(4, 512, 10), (4, 128, 10), (128, 512, 124)])
+def test_verify_rows_equal_single_rows(ratio, width, start):
+    """Six rows in one launch, or one launch each: the same entries and ring, bit for bit."""
+    whole = compress_case(ratio, width, [(start, 6)])
+    alone = whole.to(torch.device("cpu"))
+    run(compress, whole, ratio, width)
+    for t in range(6):
+        one = slice(t, t + 1)
+        plan = alone.plan[one].clone()
+        plan[:, 3] = 0
+        run(
+            compress,
+            alone._replace(
+                s=alone.s[one], plan=plan, store=alone.store[one], out_loc=alone.out_loc[one]
+            ),
+            ratio,
+            width,
+        )
+    assert torch.equal(alone.pool, whole.pool)
+    assert torch.equal(alone.state, whole.state)
+
+
+def test_all_empty_window_gives_zero():
+    case = compress_case(4, 512, [(0, 4)])
+    case.s[:, 1024:] = -torch.inf
+    run(compress, case, 4, 512)
+    slot = case.pool[1]
+    assert (slot[:576] == 0).all()

@@ -1,0 +1,264 @@
+"""Inputs shared by the tests of the KV, compressor, indexer and attention kernels."""
+
+from typing import NamedTuple
+
+import torch
+
+from dspark.kernels.attention import mla_sparse, reference
+from dspark.kernels.indexer import IndexQuery
+from dspark.kernels.indexer import reference as index_reference
+from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, store_index
+from dspark.kernels.qkv import page_stride, store_slots
+
+SCALE = 512**-0.5
+
+
+def rope_table(positions: int = 64) -> torch.Tensor:
+    angle = torch.arange(positions)[:, None] * 10000.0 ** (-torch.arange(0, 64, 2) / 64)
+    return torch.cat([angle.cos(), angle.sin()], 1).float()
+
+
+def filled_pool(slots: int, per_page: int, seed: int) -> torch.Tensor:
+    """Packed pool whose page 0 is all NaN: nothing may read it. Slots start at `per_page`."""
+    generator = torch.Generator().manual_seed(seed)
+    pages = 1 + -(-slots // per_page)
+    pool = torch.full((pages, page_stride(per_page)), 255, dtype=torch.uint8)
+    store_slots(
+        pool,
+        per_page,
+        (per_page + torch.arange(slots)).int(),
+        torch.randn(slots, 512, generator=generator),
+    )
+    return pool
+
+
+def slot_lists(rows: int, width: int, slots: int, per_page: int, seed: int):
+    """Distinct slots off page 0, a -1 tail, and lengths that include the full width."""
+    generator = torch.Generator().manual_seed(seed)
+    length = torch.randint(0, width + 1, (rows,), generator=generator).int()
+    length[0] = width
+    idx = torch.stack(
+        [torch.randperm(slots, generator=generator)[:width].sort().values for _ in range(rows)]
+    )
+    idx = (idx + per_page).masked_fill(torch.arange(width) >= length[:, None], -1)
+    return idx.int(), length
+
+
+class Attention(NamedTuple):
+    """Arguments of `mla_sparse` in its order."""
+
+    q: torch.Tensor
+    swa_pool: torch.Tensor
+    swa_n: int
+    swa_idx: torch.Tensor
+    swa_len: torch.Tensor
+    x_pool: torch.Tensor | None
+    x_n: int
+    x_idx: torch.Tensor | None
+    x_len: torch.Tensor | None
+    sink: torch.Tensor
+    scale: float
+    cos_sin: torch.Tensor | None
+    pos: torch.Tensor
+
+    def run(self) -> torch.Tensor:
+        return mla_sparse(*self)
+
+    def reference(self) -> torch.Tensor:
+        return reference.mla_sparse(*self)
+
+    def rows(self, rows: torch.Tensor) -> "Attention":
+        x = self._replace(
+            q=self.q[rows], swa_idx=self.swa_idx[rows], swa_len=self.swa_len[rows],
+            pos=self.pos[rows],
+        )  # fmt: skip
+        if self.x_idx is None or self.x_len is None:
+            return x
+        return x._replace(x_idx=self.x_idx[rows], x_len=self.x_len[rows])
+
+    def to(self, device: torch.device) -> "Attention":
+        return Attention(*(v.to(device) if isinstance(v, torch.Tensor) else v for v in self))
+
+
+def attention_case(
+    rows: int, heads: int, window: int, entries: int = 0, per_page: int = 64, seed: int = 0
+) -> Attention:
+    """`entries` compressed slots a row at most (0: a window-only layer)."""
+    generator = torch.Generator().manual_seed(seed)
+    slots = max(window, entries) + 100
+    lists = (
+        filled_pool(slots, 256, seed + 1),
+        256,
+        *slot_lists(rows, window, slots, 256, seed + 2),
+    )
+    extra: tuple = (None, 0, None, None)
+    if entries:
+        pool = filled_pool(slots, per_page, seed + 3)
+        extra = (pool, per_page, *slot_lists(rows, entries, slots, per_page, seed + 4))
+    return Attention(
+        torch.randn(rows, heads, 512, generator=generator).bfloat16(),
+        *lists, *extra,
+        torch.randn(heads, generator=generator), SCALE, rope_table(),
+        torch.randint(0, 64, (rows,), generator=generator),
+    )  # fmt: skip
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """bf16 tolerance of attention against an fp64 reference fed the same inputs."""
+    got, want = got.double().cpu(), want.double().cpu()
+    assert got.isfinite().all()
+    error = got - want
+    assert error.pow(2).mean().sqrt() <= 3e-3 * want.pow(2).mean().sqrt()
+    assert error.abs().max() <= 1.5e-2 * want.abs().max()
+
+
+class Index(NamedTuple):
+    """Arguments of `index_logits` in its order, without c_max."""
+
+    query: IndexQuery
+    pool: torch.Tensor
+    page_table: torch.Tensor
+    row_req: torch.Tensor
+    c4_len: torch.Tensor
+
+    def rows(self, rows: torch.Tensor) -> "Index":
+        query = IndexQuery(self.query.q[rows], self.query.weight[rows])
+        return self._replace(query=query, row_req=self.row_req[rows], c4_len=self.c4_len[rows])
+
+    def to(self, device: torch.device) -> "Index":
+        query = IndexQuery(*(part.to(device) for part in self.query))
+        return Index(query, *(part.to(device) for part in self[1:]))
+
+
+def index_case(
+    row_req: list[int], c4_len: list[int], heads: int = 16, seed: int = 0, distinct: int = 0
+) -> Index:
+    """Each request's keys on shuffled pages among NaN pages; `distinct` > 0 repeats few keys."""
+    generator = torch.Generator().manual_seed(seed)
+    requests = max(row_req) + 1
+    longest = [
+        max(n for r, n in zip(row_req, c4_len, strict=True) if r == request)
+        for request in range(requests)
+    ]
+    pages = [-(-n // KEYS) for n in longest]
+    order = torch.randperm(sum(pages) + 3, generator=generator).int()
+    pool = torch.full((len(order), PACKED_STRIDE), 255, dtype=torch.uint8)
+    page_table = torch.full((requests, max(pages)), -1, dtype=torch.int32)
+    for request, own in enumerate(order.split([*pages, 3])[:-1]):
+        page_table[request, : len(own)] = own
+        keys = torch.randn(longest[request], 128, generator=generator)
+        if distinct:
+            keys = keys[torch.randint(0, distinct, (len(keys),), generator=generator)]
+        entry = torch.arange(len(keys))
+        store_index(pool, own[entry // KEYS] * KEYS + entry % KEYS, keys)
+    rows = len(row_req)
+    query = index_query(rows, heads, generator)
+    return Index(query, pool, page_table, torch.tensor(row_req).int(), torch.tensor(c4_len).int())
+
+
+def index_query(rows: int, heads: int, generator: torch.Generator) -> IndexQuery:
+    return index_reference.index_q(
+        torch.randn(rows, heads, 128, generator=generator).bfloat16(),
+        torch.randn(rows, heads, generator=generator).bfloat16(),
+        rope_table(),
+        torch.randint(0, 64, (rows,), generator=generator),
+    )
+
+
+class Compress(NamedTuple):
+    """Arguments of `c4_compress` / `c128_compress` in their order, up to the pool."""
+
+    s: torch.Tensor
+    ape: torch.Tensor
+    state: torch.Tensor
+    plan: torch.Tensor
+    store: torch.Tensor
+    norm_w: torch.Tensor
+    cos_sin: torch.Tensor
+    out_loc: torch.Tensor
+    pool: torch.Tensor
+
+    def to(self, device: torch.device) -> "Compress":
+        """A copy: the op changes `state` and `pool`."""
+        return Compress(*(part.to(device, copy=True) for part in self))
+
+
+def compress_case(
+    ratio: int, width: int, requests: list[tuple[int, int]], padded: int = 0, seed: int = 0
+) -> Compress:
+    """Rows of several requests, each (first position, rows), on a ring of random raw rows.
+
+    C4 requests own one 256-token page each (page 0 stays free); C128 ones a slot of 256 ring rows.
+    Unused memory is NaN (pool: 255).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    halves = 2 if ratio == 4 else 1
+    columns = 2 * halves * width
+    plan, store, out_loc = [], [], []
+    for i, (start, count) in enumerate(requests):
+        for pos in range(start, start + count):
+            closes = (pos + 1) % ratio == 0
+            if ratio == 4:
+                page = (i + 1) * 16
+                row = [page + p % 16 if p >= 0 else -1 for p in (pos - 7, pos - 3)]
+                plan.append([pos, *row, pos - start])
+                kept = page + pos % 16 if pos + 16 >= start + count else -1
+                slot = (i + 1) * 64 + pos % 256 // 4
+            else:
+                plan.append([pos, i * 256, 256, pos - start])
+                kept = i * 256 + pos % 256
+                slot = (i + 1) * 2 + pos % 256 // 128
+            store.append(kept)
+            out_loc.append(slot if closes else -1)
+    plan += [[0, -1, -1 if ratio == 4 else 256, 0]] * padded
+    store += [-1] * padded
+    out_loc += [-1] * padded
+    rows = len(plan)
+    s = torch.randn(rows, columns, generator=generator)
+    s[rows - padded :] = torch.nan
+    ring_rows = (len(requests) + 1) * 16 if ratio == 4 else len(requests) * 256
+    per_page = 64 if ratio == 4 else 2
+    stride = PACKED_STRIDE if width == 128 else page_stride(per_page)
+    positions = max(start + count for start, count in requests)
+    return Compress(
+        s,
+        torch.randn(ratio * halves, width, generator=generator),
+        torch.randn(ring_rows, columns, generator=generator),
+        torch.tensor(plan).int(),
+        torch.tensor(store).int(),
+        (torch.rand(width, generator=generator) + 0.5).bfloat16(),
+        rope_table(positions),
+        torch.tensor(out_loc).int(),
+        torch.full((len(requests) + 1, stride), 255, dtype=torch.uint8),
+    )
+
+
+def fp8_steps(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """Distance of e4m3 bytes in representable steps (sign-magnitude codes)."""
+    low, high = (part.view(torch.uint8).int().cpu() for part in (got, want))
+    signed = [torch.where(code < 128, code, 128 - code) for code in (low, high)]
+    return (signed[0] - signed[1]).abs()
+
+
+def assert_pool_close(got: torch.Tensor, want: torch.Tensor, per_page: int | None) -> None:
+    """Equal up to values on a rounding border; per_page None: an index pool.
+
+    Scale exponents, untouched memory and all addresses must agree exactly.
+    """
+    got, want = got.cpu(), want.cpu()
+    if per_page is None:
+        data, tail = KEYS * 128, torch.float32
+        codes = (got[:, :data], want[:, :data])
+        scales = (got[:, data:].contiguous().view(tail), want[:, data:].contiguous().view(tail))
+        torch.testing.assert_close(*scales, rtol=1e-6, atol=0, equal_nan=True)
+    else:
+        data = per_page * 576
+        assert torch.equal(got[:, data:], want[:, data:])
+        slots = [pool[:, :data].reshape(-1, 576) for pool in (got, want)]
+        codes = (slots[0][:, :448], slots[1][:, :448])
+        rope = [part[:, 448:].contiguous().view(torch.bfloat16) for part in slots]
+        torch.testing.assert_close(*rope, rtol=2**-7, atol=1e-6, equal_nan=True)
+    steps = fp8_steps(codes[0].contiguous(), codes[1].contiguous())
+    assert steps.max() <= 1
+    written = (codes[1] != 255).sum()
+    assert (steps > 0).sum() <= 1e-3 * written + 2
