@@ -9,10 +9,10 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# Families with a Triton kernel; `collective` and `rng` have none of their own.
 FAMILIES = (
     "accept",
     "attention",
+    "collective",
     "compress",
     "draft",
     "hyper",

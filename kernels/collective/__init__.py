@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from dspark.kernels.dispatch import use_triton
+
 Group = dist.ProcessGroup | None
 
 
@@ -17,7 +19,7 @@ def tp_sum(partial: Tensor, group: Group) -> Tensor:
     """
     if group is None or group.size() == 1 or partial.numel() == 0:
         return partial
-    return ordered_sum(gather(partial, group)).to(partial.dtype)
+    return ordered_sum(gather(partial, group))
 
 
 def tp_argmax(packed: Tensor, group: Group) -> Tensor:
@@ -49,8 +51,9 @@ def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def ordered_sum(gathered: Tensor) -> Tensor:
-    """fp32 sum over axis 0, ascending."""
-    total = gathered[0].float()
-    for part in gathered[1:]:
-        total = total + part.float()
-    return total
+    """Sum of [ranks, ...] over ranks: fp32, ascending, rounded once to the dtype of `gathered`."""
+    if use_triton(gathered):
+        from dspark.kernels.collective.kernel import ordered_sum as implementation
+    else:
+        from dspark.kernels.collective.reference import ordered_sum as implementation
+    return implementation(gathered)

@@ -16,8 +16,9 @@ ACCEPT = 1  # the uniform that accepts or rejects a draft token
 RESAMPLE = 2  # the token drawn after a rejection, or after the last accepted draft
 DRAFT = 16  # DRAFT + k: proposal k of a block, so a position drafted again draws afresh
 
-_MASK = 0xFFFFFFFF
-_GOLDEN = 0x9E3779B9
+MASK = 0xFFFFFFFF
+GOLDEN = 0x9E3779B9
+START_A, START_B = 0x243F6A88, 0x85A308D3
 
 
 class Stream(NamedTuple):
@@ -32,13 +33,13 @@ def stream(seed: Tensor, position: Tensor, purpose: int | Tensor) -> Stream:
 
     All arguments broadcast.
     """
-    words = [seed & _MASK, (seed >> 32) & _MASK, position & _MASK, purpose]
-    return Stream(_chain(words, 0x243F6A88), _chain(words, 0x85A308D3))
+    words = [seed & MASK, (seed >> 32) & MASK, position & MASK, purpose]
+    return Stream(_chain(words, START_A), _chain(words, START_B))
 
 
 def bits(of: Stream, token: Tensor | int = 0) -> Tensor:
     """32 random bits for each token id, as i64."""
-    return _mix(of.a ^ _mix((of.b + token * _GOLDEN) & _MASK))
+    return _mix(of.a ^ _mix((of.b + token * GOLDEN) & MASK))
 
 
 def uniform(of: Stream, token: Tensor | int = 0) -> Tensor:
@@ -48,7 +49,7 @@ def uniform(of: Stream, token: Tensor | int = 0) -> Tensor:
 
 def exponential(of: Stream, token: Tensor) -> Tensor:
     """f32 standard exponential, positive and finite, fine-grained near 0 where races are won."""
-    u = ((bits(of, token).double() + 0.5) * 2.0**-32).float().clamp(max=1 - 2.0**-24)
+    u = ((bits(of, token).float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5)))))
     return torch.where(u < 1 / 16, series, -torch.log(1 - u))
 
@@ -56,14 +57,14 @@ def exponential(of: Stream, token: Tensor) -> Tensor:
 def request_seed(server_seed: int, slot: Tensor, generation: Tensor) -> Tensor:
     """i64 seed for requests that brought none: fresh for every tenancy of a request slot."""
     base = torch.as_tensor(server_seed, dtype=torch.int64, device=slot.device)
-    name = stream(base, slot.long(), generation.long() & _MASK)
+    name = stream(base, slot.long(), generation.long() & MASK)
     return (name.a << 31) ^ name.b
 
 
 def _chain(words: list[Tensor | int], start: int) -> Tensor:
     state: Tensor | int = start
     for word in words:
-        state = _mix(((state + _GOLDEN) & _MASK) ^ word)
+        state = _mix(((state + GOLDEN) & MASK) ^ word)
     assert isinstance(state, Tensor)
     return state
 
@@ -71,7 +72,7 @@ def _chain(words: list[Tensor | int], start: int) -> Tensor:
 def _mix(x: Tensor | int) -> Tensor:
     """Full-avalanche finaliser of MurmurHash3 on u32 values held in i64."""
     x = x ^ (x >> 16)
-    x = (x * 0x85EBCA6B) & _MASK
+    x = (x * 0x85EBCA6B) & MASK
     x = x ^ (x >> 13)
-    x = (x * 0xC2B2AE35) & _MASK
+    x = (x * 0xC2B2AE35) & MASK
     return x ^ (x >> 16)  # type: ignore[return-value]

@@ -24,6 +24,11 @@ else:
     collect_ignore_glob = ["test_*.py"]
 
 
+def pytest_configure(config):
+    # The interpreter turns one-element arrays into ints, some hundred times a test.
+    config.addinivalue_line("filterwarnings", "ignore:Conversion of an array:DeprecationWarning")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """Tiny arrays: threads only get in each other's way."""

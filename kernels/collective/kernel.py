@@ -1,0 +1,50 @@
+"""Triton kernel of K28: the ordered sum of gathered rank partials, rounded once."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dspark.kernels.plan import AotEntry, LaunchConfig
+
+LAUNCH = {"ordered_sum": LaunchConfig(4, 1, {"BLOCK": 1024})}
+
+
+@triton.jit
+def _ordered_sum(gathered, out, n, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    total = tl.load(gathered + i, mask=mask, other=0).to(tl.float32)
+    for rank in tl.static_range(1, RANKS):
+        total += tl.load(gathered + rank * n.to(tl.int64) + i, mask=mask, other=0).to(tl.float32)
+    tl.store(out + i, total.to(out.dtype.element_ty), mask=mask)
+
+
+def ordered_sum(gathered: Tensor) -> Tensor:
+    out = torch.empty_like(gathered[0])
+    launch = LAUNCH["ordered_sum"]
+    if out.numel():
+        _ordered_sum[(triton.cdiv(out.numel(), launch.constexprs["BLOCK"]),)](
+            gathered.contiguous(),
+            out,
+            out.numel(),
+            RANKS=gathered.shape[0],
+            num_warps=launch.num_warps,
+            **launch.constexprs,
+        )
+    return out
+
+
+AOT = [
+    AotEntry(
+        name="collective.ordered_sum[8 ranks]",
+        fn=_ordered_sum,
+        signature={"gathered": "*bf16", "out": "*bf16", "n": "i32"},
+        constexprs={"RANKS": 8, **LAUNCH["ordered_sum"].constexprs},
+        divisible=("gathered", "out", "n"),
+        num_warps=LAUNCH["ordered_sum"].num_warps,
+        num_stages=LAUNCH["ordered_sum"].num_stages,
+        expects_mma=False,
+        hot=True,
+    )
+]

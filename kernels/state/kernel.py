@@ -1,0 +1,109 @@
+"""Triton kernels of K29: one launch empties rows in every layer of a pool, or of two."""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dspark.kernels.plan import AotEntry, LaunchConfig
+
+LAUNCH = {
+    "rollback": LaunchConfig(4, 1, {"BLOCK": 1024}),
+    "clear": LaunchConfig(4, 1, {"BLOCK": 1024}),
+}
+
+
+@triton.jit
+def _empty_row(pool, row, width, BLOCK: tl.constexpr):
+    """kv (first half) 0, score (second half) -inf."""
+    base = pool + row.to(tl.int64) * width
+    for start in range(0, width, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        value = tl.where(i < width // 2, 0.0, -float("inf"))
+        tl.store(base + i, value.to(pool.dtype.element_ty), mask=i < width)
+
+
+@triton.jit
+def _rollback(
+    pool, req_slot, seq_len, commit_len, verify_len, rows, width, ring, verify_rows,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (request and offset, layer)."""
+    request = tl.program_id(0) // verify_rows
+    offset = tl.program_id(0) % verify_rows
+    layer = tl.program_id(1)
+    slot = tl.load(req_slot + request).to(tl.int64)
+    rejected = (offset >= tl.load(commit_len + request)) & (offset < tl.load(verify_len + request))
+    if rejected & (slot >= 0):
+        row = slot * ring + (tl.load(seq_len + request).to(tl.int64) + offset) % ring
+        _empty_row(pool, layer.to(tl.int64) * rows + row, width, BLOCK)
+
+
+@triton.jit
+def _clear(
+    first, second, owners, first_layers, first_rows, first_width, second_rows, second_width, ring,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (owner and ring row, layer); layers of the second pool follow those of the first."""
+    owner = tl.load(owners + tl.program_id(0) // ring).to(tl.int64)
+    layer = tl.program_id(1).to(tl.int64)
+    if owner >= 0:
+        row = owner * ring + tl.program_id(0) % ring
+        if layer < first_layers:
+            _empty_row(first, layer * first_rows + row, first_width, BLOCK)
+        else:
+            _empty_row(second, (layer - first_layers) * second_rows + row, second_width, BLOCK)
+
+
+def c128_rollback(
+    pool: Tensor,
+    req_slot: Tensor,
+    seq_len: Tensor,
+    commit_len: Tensor,
+    verify_len: Tensor,
+    *,
+    ring: int,
+    verify_rows: int,
+) -> None:
+    layers, rows, width = pool.shape
+    launch = LAUNCH["rollback"]
+    if layers and req_slot.numel():
+        _rollback[(req_slot.numel() * verify_rows, layers)](
+            pool, req_slot, seq_len, commit_len, verify_len, rows, width, ring, verify_rows,
+            num_warps=launch.num_warps, **launch.constexprs,
+        )  # fmt: skip
+
+
+def clear_blocks(pools: Sequence[Tensor], owners: Tensor, *, ring: int) -> None:
+    first, second = pools[0], pools[-1]
+    layers = sum(pool.shape[0] for pool in pools)
+    launch = LAUNCH["clear"]
+    if layers and owners.numel():
+        _clear[(owners.numel() * ring, layers)](
+            first, second, owners, *first.shape, *second.shape[1:], ring,
+            num_warps=launch.num_warps, **launch.constexprs,
+        )  # fmt: skip
+
+
+def _entry(op: str, fn, pointers: dict[str, str]) -> AotEntry:
+    launch = LAUNCH[op]
+    scalars = [n for n in fn.arg_names if n not in pointers and n not in launch.constexprs]
+    return AotEntry(
+        name=f"state.{op}",
+        fn=fn,
+        signature={**pointers, **dict.fromkeys(scalars, "i32")},
+        constexprs=launch.constexprs,
+        divisible=(*pointers, *(n for n in scalars if n.endswith("width"))),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        expects_mma=False,
+        hot=False,
+    )
+
+
+_LENGTHS = {"req_slot": "*i64", "seq_len": "*i64", "commit_len": "*i32", "verify_len": "*i32"}
+AOT = [
+    _entry("rollback", _rollback, {"pool": "*fp32", **_LENGTHS}),
+    _entry("clear", _clear, {"first": "*fp32", "second": "*fp32", "owners": "*i64"}),
+]
