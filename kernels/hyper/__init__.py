@@ -6,7 +6,8 @@ four. Streams are [T, 4, Hd] in bf16 (served) or f32 (oracle, CPU only).
 
 import torch
 
-from dspark.kernels.hyper import reference
+from dspark.kernels.dispatch import use_triton
+from dspark.kernels.hyper import kernel, reference
 from dspark.kernels.hyper.reference import STREAMS, HyperWeight, MhcPre
 
 __all__ = [
@@ -46,7 +47,7 @@ def mhc_pre(
     result. Raises ValueError when the shapes disagree.
     """
     _check(x, w, outputs=2 * STREAMS + STREAMS * STREAMS)
-    return reference.mhc_pre(x, w, scale, base, norm_w, eps_norm, eps_hc, iters)
+    return _ops(x).mhc_pre(x, w, scale, base, norm_w, eps_norm, eps_hc, iters)
 
 
 def mhc_post(
@@ -59,7 +60,7 @@ def mhc_post(
     """
     if f.shape != (x.shape[0], x.shape[2]):
         raise ValueError(f"Sublayer output {tuple(f.shape)} does not fit streams {tuple(x.shape)}.")
-    return reference.mhc_post(f, x, post, comb)
+    return _ops(x).mhc_post(f, x, post, comb)
 
 
 def mhc_head(
@@ -76,12 +77,17 @@ def mhc_head(
     yet normalised. Raises ValueError when the shapes disagree.
     """
     _check(x, w, outputs=STREAMS)
-    return reference.mhc_head(x, w, scale, base, eps_norm, eps_hc)
+    return _ops(x).mhc_head(x, w, scale, base, eps_norm, eps_hc)
 
 
 def stream_mean(x: torch.Tensor) -> torch.Tensor:
     """Mean of the four streams, [T, 4, Hd] -> [T, Hd]: what DSpark captures of a target layer."""
-    return reference.stream_mean(x)
+    return _ops(x).stream_mean(x)
+
+
+def _ops(x: torch.Tensor):
+    """The implementation for x; the oracle's f32 streams always take the reference."""
+    return kernel if use_triton(x) and x.dtype == torch.bfloat16 else reference
 
 
 def _check(x: torch.Tensor, w: HyperWeight, outputs: int) -> None:

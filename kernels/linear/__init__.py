@@ -6,7 +6,8 @@ quantiser and no bf16 rounding (CPU only, used to compare against full-precision
 
 import torch
 
-from dspark.kernels.linear import reference
+from dspark.kernels.dispatch import use_triton
+from dspark.kernels.linear import kernel, reference
 from dspark.kernels.linear.reference import (
     GROUP,
     Bf16Weight,
@@ -74,7 +75,7 @@ def act_quant(
     scale = max(amax, 1e-4)/448, rounded up to a power of two when `pow2` (checkpoints with
     `scale_fmt: ue8m0`); x is close to codes * scale.
     """
-    return reference.act_quant(x, group, pow2)
+    return (kernel if use_triton(x) else reference).act_quant(x, group, pow2)
 
 
 def fp8_linear(x: torch.Tensor, w: Fp8Weight, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -84,7 +85,7 @@ def fp8_linear(x: torch.Tensor, w: Fp8Weight, out_dtype: torch.dtype | None = No
     dtype. Raises ValueError when K differs.
     """
     _same_width(x.shape[-1], w.codes.shape[1])
-    return reference.fp8_linear(x, w, out_dtype)
+    return _ops(x).fp8_linear(x, w, out_dtype)
 
 
 def bf16_linear(
@@ -96,7 +97,7 @@ def bf16_linear(
     when K differs.
     """
     _same_width(x.shape[-1], w.weight.shape[1])
-    return reference.bf16_linear(x, w, out_dtype)
+    return _ops(x).bf16_linear(x, w, out_dtype)
 
 
 def grouped_linear(o: torch.Tensor, w: Fp8Weight | Bf16Weight) -> torch.Tensor:
@@ -110,7 +111,7 @@ def grouped_linear(o: torch.Tensor, w: Fp8Weight | Bf16Weight) -> torch.Tensor:
     _same_width(o.shape[-1], width)
     if rows % o.shape[1]:
         raise ValueError(f"{rows} weight rows cannot be split into {o.shape[1]} groups.")
-    return reference.grouped_linear(o, w)
+    return _ops(o).grouped_linear(o, w)
 
 
 def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
@@ -119,7 +120,12 @@ def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
     x: bf16 or f32 [..., N]; w: [N]. Raises ValueError when N differs.
     """
     _same_width(x.shape[-1], w.shape[0])
-    return reference.rms_norm(x, w, eps)
+    return _ops(x).rms_norm(x, w, eps)
+
+
+def _ops(x: torch.Tensor):
+    """The implementation for x; the oracle's f32 activations always take the reference."""
+    return kernel if use_triton(x) and x.dtype == torch.bfloat16 else reference
 
 
 def _same_width(activation: int, weight: int) -> None:

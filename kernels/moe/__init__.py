@@ -6,7 +6,8 @@ f32 activation runs the oracle without intermediate rounding (CPU only).
 
 import torch
 
-from dspark.kernels.moe import reference
+from dspark.kernels.dispatch import use_triton
+from dspark.kernels.moe import kernel, reference
 from dspark.kernels.moe.reference import SCALE_GROUP, ExpertWeights, Route, dequantise_mxfp4
 
 __all__ = [
@@ -71,7 +72,9 @@ def route(
             f"Cannot choose {k} experts from logits {tuple(logits.shape)} "
             f"for {token_ids.shape[0]} tokens."
         )
-    return reference.route(logits, bias, tid2eid, token_ids, k, scale, renormalise)
+    return (kernel if use_triton(logits) else reference).route(
+        logits, bias, tid2eid, token_ids, k, scale, renormalise
+    )
 
 
 def swiglu(gate_up: torch.Tensor, limit: float, *, out_dtype: torch.dtype) -> torch.Tensor:
@@ -80,7 +83,7 @@ def swiglu(gate_up: torch.Tensor, limit: float, *, out_dtype: torch.dtype) -> to
     gate_up: f32 [T, 2I], gate first. Returns [T, I] in `out_dtype`: the activation dtype of the
     model, because a following FP8 linear takes f32 to mean the unquantised oracle.
     """
-    return reference.swiglu(gate_up, limit, out_dtype)
+    return (kernel if use_triton(gate_up) else reference).swiglu(gate_up, limit, out_dtype)
 
 
 def moe_mxfp4(
@@ -102,4 +105,6 @@ def moe_mxfp4(
             f"Activation {tuple(x.shape)} fits neither w13 {tuple(experts.w13.shape)} "
             f"nor a route of {route.experts.shape[0]} rows."
         )
-    return reference.moe_mxfp4(x, experts, route, limit, shared)
+    # The oracle's f32 activations always take the reference.
+    served = use_triton(x) and x.dtype == torch.bfloat16
+    return (kernel if served else reference).moe_mxfp4(x, experts, route, limit, shared)

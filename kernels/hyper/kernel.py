@@ -1,0 +1,236 @@
+"""Triton hyper-connections: a split projection of the four streams, then one small program a row.
+
+fn is f32 and stays so: products run in f32 FMA, not tf32, because they steer the whole residual.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from dspark.kernels.hyper.reference import STREAMS, MhcPre
+from dspark.kernels.plan import LaunchConfig
+
+LAUNCH = {
+    "project.decode": LaunchConfig(4, 1, {"BM": 4}),
+    "project.prefill": LaunchConfig(4, 1, {"BM": 16}),
+    "mix": LaunchConfig(8, 1, {}),
+    "post": LaunchConfig(4, 1, {"BLOCK": 512}),
+}
+SPLIT_COLUMNS = 256  # flattened stream columns per partial sum
+PARTIAL_WIDTH = 32  # up to 24 outputs; the sum of squares sits in the last place
+DECODE_ROWS = 64
+
+
+@triton.jit
+def _project(
+    x,  # bf16 [T, columns]: the flattened streams
+    fn,  # f32 [OUTPUTS, columns]
+    partials,  # out f32 [splits, T, WIDTH]
+    rows,
+    columns,
+    OUTPUTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """program = (BM rows, BK columns). fn stays in registers while the rows pass."""
+    split = tl.program_id(1)
+    first_row = tl.program_id(0) * BM
+    k = split * BK + tl.arange(0, BK)
+    output = tl.arange(0, WIDTH)
+    wanted = (output < OUTPUTS)[:, None] & (k < columns)[None, :]
+    weight = tl.load(fn + output[:, None] * columns + k[None, :], mask=wanted, other=0.0)
+    for i in tl.static_range(BM):
+        row = first_row + i
+        inside = (row < rows) & (k < columns)
+        value = tl.load(x + row.to(tl.int64) * columns + k, mask=inside, other=0.0).to(tl.float32)
+        products = tl.sum(weight * value[None, :], 1)
+        products = tl.where(output == WIDTH - 1, tl.sum(value * value), products)
+        tl.store(partials + (split * rows + row) * WIDTH + output, products, mask=row < rows)
+
+
+@triton.jit
+def _total(
+    partials,
+    row,
+    rows,
+    first,
+    splits,
+    WIDTH: tl.constexpr,
+    COUNT: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """f32 [COUNT]: partial sums `first`.. of a row added over the splits."""
+    split = tl.arange(0, SPLITS)
+    at = (split * rows + row)[:, None] * WIDTH + first + tl.arange(0, COUNT)[None, :]
+    return tl.sum(tl.load(partials + at, mask=(split < splits)[:, None], other=0.0), 0)
+
+
+@triton.jit
+def _mix(
+    x,  # bf16 [T, 4, hidden]
+    partials,
+    scale,  # f32 [3] or [1]
+    base,  # f32 [24] or [4]
+    norm_w,  # [hidden], or None to leave the mix unnormalised
+    y,  # out bf16 [T, hidden]
+    post,  # out f32 [T, 4]
+    comb,  # out f32 [T, 4, 4]
+    rows,
+    hidden,
+    splits,
+    eps_norm,
+    eps_hc,
+    iters,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """program = (row, part): part 0 mixes the streams, part 1 makes post and comb meanwhile."""
+    row = tl.program_id(0)
+    square = tl.sum(_total(partials, row, rows, WIDTH - 1, splits, WIDTH, 1, SPLITS))
+    inverse_rms = tl.rsqrt(square / (4 * hidden) + eps_norm)
+    four = tl.arange(0, 4)
+    if tl.program_id(1) == 0:
+        z = _total(partials, row, rows, 0, splits, WIDTH, 4, SPLITS) * inverse_rms
+        pre = tl.sigmoid(z * tl.load(scale) + tl.load(base + four)) + eps_hc
+        n = tl.arange(0, BLOCK)
+        inside = n < hidden
+        mixed = tl.zeros((BLOCK,), tl.float32)
+        for stream in tl.static_range(4):
+            source = x + (row.to(tl.int64) * 4 + stream) * hidden + n
+            value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+            mixed += tl.sum(tl.where(four == stream, pre, 0.0)) * value
+        rounded = mixed.to(tl.bfloat16)
+        if norm_w is not None:
+            value = rounded.to(tl.float32)
+            norm = tl.rsqrt(tl.sum(value * value) / hidden + eps_norm)
+            weight = tl.load(norm_w + n, mask=inside, other=0.0).to(tl.float32)
+            rounded = (value * norm * weight).to(tl.bfloat16)
+        tl.store(y + row.to(tl.int64) * hidden + n, rounded, mask=inside)
+    else:
+        z = _total(partials, row, rows, 4, splits, WIDTH, 4, SPLITS) * inverse_rms
+        gate = 2.0 * tl.sigmoid(z * tl.load(scale + 1) + tl.load(base + 4 + four))
+        tl.store(post + row * 4 + four, gate)
+        sixteen = tl.arange(0, 16)
+        z = _total(partials, row, rows, 8, splits, WIDTH, 16, SPLITS) * inverse_rms
+        logits = (z * tl.load(scale + 2) + tl.load(base + 8 + sixteen)).reshape(4, 4)
+        a = tl.exp(logits - tl.max(logits, 1)[:, None])
+        a = a / tl.sum(a, 1)[:, None] + eps_hc
+        a = a / (tl.sum(a, 0) + eps_hc)[None, :]
+        for _ in range(iters - 1):
+            a = a / (tl.sum(a, 1) + eps_hc)[:, None]
+            a = a / (tl.sum(a, 0) + eps_hc)[None, :]
+        tl.store(comb + row * 16 + four[:, None] * 4 + four[None, :], a)
+
+
+@triton.jit
+def _post(f, x, post, comb, out, hidden, BLOCK: tl.constexpr):
+    """New streams of BLOCK columns of one row; old streams are added in ascending order."""
+    row = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < hidden
+    value = tl.load(f + row.to(tl.int64) * hidden + n, mask=inside, other=0.0).to(tl.float32)
+    at = row.to(tl.int64) * 4 * hidden + n
+    for new in tl.static_range(4):
+        total = tl.load(post + row * 4 + new) * value
+        for old in tl.static_range(4):
+            stream = tl.load(x + at + old * hidden, mask=inside, other=0.0).to(tl.float32)
+            total += tl.load(comb + row * 16 + old * 4 + new) * stream
+        tl.store(out + at + new * hidden, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _mean(x, out, hidden, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < hidden
+    total = tl.zeros((BLOCK,), tl.float32)
+    for stream in tl.static_range(4):
+        source = x + (row * 4 + stream) * hidden + n
+        total += tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * hidden + n, (total * 0.25).to(out.dtype.element_ty), mask=inside)
+
+
+def mhc_pre(x, w, scale, base, norm_w, eps_norm, eps_hc, iters):
+    rows, _, hidden = x.shape
+    out = MhcPre(
+        torch.empty(rows, hidden, dtype=x.dtype, device=x.device),
+        torch.empty(rows, STREAMS, dtype=torch.float32, device=x.device),
+        torch.empty(rows, STREAMS, STREAMS, dtype=torch.float32, device=x.device),
+    )
+    _project_and_mix(x, w, scale, base, norm_w, out, eps_norm, eps_hc, iters)
+    return out
+
+
+def mhc_head(x, w, scale, base, eps_norm, eps_hc):
+    y = torch.empty(x.shape[0], x.shape[2], dtype=x.dtype, device=x.device)
+    _project_and_mix(x, w, scale, base, None, (y, None, None), eps_norm, eps_hc, 0)
+    return y
+
+
+def _project_and_mix(x, w, scale, base, norm_w, out, eps_norm, eps_hc, iters):
+    rows, _, hidden = x.shape
+    if rows == 0:
+        return
+    columns = STREAMS * hidden
+    splits = triton.cdiv(columns, SPLIT_COLUMNS)
+    shape = (splits, rows, PARTIAL_WIDTH)
+    partials = torch.empty(shape, dtype=torch.float32, device=x.device)
+    launch = LAUNCH["project.decode" if rows <= DECODE_ROWS else "project.prefill"]
+    block_m = launch.constexprs["BM"]
+    _project[(triton.cdiv(rows, block_m), splits)](
+        x,
+        w.fn,
+        partials,
+        rows,
+        columns,
+        OUTPUTS=w.fn.shape[0],
+        WIDTH=PARTIAL_WIDTH,
+        BM=block_m,
+        BK=SPLIT_COLUMNS,
+        num_warps=launch.num_warps,
+    )
+    y, post, comb = out
+    _mix[(rows, 1 if post is None else 2)](
+        x,
+        partials,
+        scale,
+        base,
+        norm_w,
+        y,
+        post,
+        comb,
+        rows,
+        hidden,
+        splits,
+        eps_norm,
+        eps_hc,
+        iters,
+        WIDTH=PARTIAL_WIDTH,
+        SPLITS=triton.next_power_of_2(splits),
+        BLOCK=triton.next_power_of_2(hidden),
+        num_warps=LAUNCH["mix"].num_warps,
+    )
+
+
+def mhc_post(f, x, post, comb):
+    rows, _, hidden = x.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if rows:
+        launch = LAUNCH["post"]
+        block = launch.constexprs["BLOCK"]
+        _post[(rows, triton.cdiv(hidden, block))](
+            f, x, post, comb, out, hidden, block, num_warps=launch.num_warps
+        )
+    return out
+
+
+def stream_mean(x):
+    rows, _, hidden = x.shape
+    out = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
+    if rows:
+        launch = LAUNCH["post"]
+        block = launch.constexprs["BLOCK"]
+        _mean[(rows, triton.cdiv(hidden, block))](x, out, hidden, block, num_warps=launch.num_warps)
+    return out

@@ -1,0 +1,280 @@
+"""Triton linears: one weight-streaming kernel in three precisions, plus quantiser and RMSNorm.
+
+In decode every weight byte is read once, so the weight tile is the wide operand of the mma
+([BN, BK] x [BK, BM] with few rows BM) and K is split over programs by a rule of (N, K) alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from dspark.kernels.linear.arrivals import arrival_counters, last_to_arrive
+from dspark.kernels.linear.reference import AMAX_FLOOR, FP8_MAX, Fp8Weight
+from dspark.kernels.plan import LaunchConfig
+
+BLOCK_K = 128  # one weight scale, one activation scale
+FEW_ROWS = 16
+DECODE_ROWS = 64  # up to here K is split over programs, which quantise their own activations
+
+LAUNCH = {
+    "linear.few": LaunchConfig(4, 4, {"BM": 16, "BN": 64}),
+    "linear.many": LaunchConfig(8, 3, {"BM": 64, "BN": 64}),
+    "act_quant": LaunchConfig(4, 1, {"BM": 4}),
+    "rms_norm": LaunchConfig(4, 1, {}),
+}
+
+
+@triton.jit
+def _quantise(x, FLOOR: tl.constexpr, LIMIT: tl.constexpr, POW2: tl.constexpr):
+    """f32 [BM, GROUP] -> e4m3 [BM, GROUP] and its scale f32 [BM], one group per row."""
+    amax = tl.maximum(tl.max(tl.abs(x), 1), FLOOR)
+    if POW2:
+        # 448 = 1.75 * 2^8, so 2^ceil(log2(amax/448)) is the exponent of amax, one more when the
+        # mantissa exceeds 1.75, minus 8; its inverse is exact too. No division, no logarithm.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - (8 << 23)
+        scale = bits.to(tl.float32, bitcast=True)
+        scaled = x * ((254 << 23) - bits).to(tl.float32, bitcast=True)[:, None]
+    else:
+        scale = tl.div_rn(amax, LIMIT)
+        scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
+    return tl.clamp(scaled, -LIMIT, LIMIT, tl.PropagateNan.ALL).to(tl.float8e4nv), scale
+
+
+@triton.jit
+def _act_quant(
+    x,
+    q,
+    scales,
+    rows,
+    x_stride,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    POW2: tl.constexpr,
+    FLOOR: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """program = (group, BM rows)"""
+    group = tl.program_id(0)
+    row = tl.program_id(1) * BM + tl.arange(0, BM)
+    k = group * GROUP + tl.arange(0, GROUP)
+    inside = (row < rows)[:, None] & (k < K)[None, :]
+    row = row.to(tl.int64)
+    values = tl.load(x + row[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
+    codes, scale = _quantise(values.to(tl.float32), FLOOR, LIMIT, POW2)
+    tl.store(q + row[:, None] * K + k[None, :], codes, mask=inside)
+    tl.store(scales + row * tl.cdiv(K, GROUP) + group, scale, mask=row < rows)
+
+
+@triton.jit
+def _linear(
+    x,  # bf16 [T, groups, K], or e4m3 codes when x_scales is given
+    x_scales,  # f32 [T, K/128] or None
+    w,  # e4m3 or bf16 [groups*width, K]
+    w_scales,  # f32 [groups*width/128, K/128] for e4m3
+    y,  # out [T, groups*width]
+    partials,  # f32 [GRID_SPLITS, T, groups*width] when GRID_SPLITS > 1
+    arrivals,
+    rows,
+    width,  # outputs of one group
+    groups,
+    x_stride,  # elements between rows of x
+    K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GRID_SPLITS: tl.constexpr,
+    W8A8: tl.constexpr,
+    FLOOR: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """program = (BN outputs of a group and BM rows, split, group).
+
+    K is summed in SPLITS fixed parts, by as many programs (decode) or by one (prefill).
+    """
+    blocks = tl.cdiv(width, BN)
+    block = tl.program_id(0) % blocks
+    row_block = tl.program_id(0) // blocks
+    split = tl.program_id(1)
+    group = tl.program_id(2)
+    n = block * BN + tl.arange(0, BN)
+    m = row_block * BM + tl.arange(0, BM)
+    column = tl.arange(0, BK)
+    # Rows past the end repeat the last one; only their store is masked.
+    weight_row = group * width + tl.minimum(n, width - 1)
+    row = tl.minimum(m, rows - 1)
+    x_tile = x + (row.to(tl.int64)[:, None] * x_stride + group * K + column[None, :])
+    w_tile = w + (weight_row.to(tl.int64)[:, None] * K + column[None, :])
+    is_fp8: tl.constexpr = w.dtype.element_ty == tl.float8e4nv
+    if is_fp8:
+        blocks_k: tl.constexpr = (K + 127) // 128
+        w_scale = w_scales + (group * width + block * BN) // 128 * blocks_k
+        if x_scales is not None:
+            x_scale = x_scales + row * blocks_k
+    steps: tl.constexpr = ((K + BK - 1) // BK) // SPLITS
+
+    total = tl.zeros((BN, BM), tl.float32)
+    for own in range(SPLITS // GRID_SPLITS):
+        acc = tl.zeros((BN, BM), tl.float32)
+        for step in range(steps):
+            at = (split + own) * steps + step
+            if K % BK == 0:
+                a = tl.load(x_tile + at * BK)
+                b = tl.load(w_tile + at * BK)
+            else:
+                inside = (at * BK + column < K)[None, :]
+                a = tl.load(x_tile + at * BK, mask=inside, other=0.0)
+                b = tl.load(w_tile + at * BK, mask=inside, other=0.0)
+            if not is_fp8:
+                acc = tl.dot(b, a.T, acc)
+            elif not W8A8:
+                acc += tl.dot(b.to(tl.bfloat16), a.T) * tl.load(w_scale + at)
+            elif x_scales is None:
+                codes, a_scale = _quantise(a.to(tl.float32), FLOOR, LIMIT, True)
+                acc += tl.dot(b, codes.T) * (a_scale * tl.load(w_scale + at))[None, :]
+            else:
+                a_scale = tl.load(x_scale + at) * tl.load(w_scale + at)
+                acc += tl.dot(b, a.T) * a_scale[None, :]
+        total += acc
+
+    outputs = groups * width
+    at = m.to(tl.int64)[None, :] * outputs + (group * width + n)[:, None]
+    inside = (m < rows)[None, :] & (n < width)[:, None]
+    if GRID_SPLITS > 1:
+        stride = rows.to(tl.int64) * outputs
+        tl.store(partials + split * stride + at, total, mask=inside)
+        if last_to_arrive(arrivals + tl.program_id(0) + group * tl.num_programs(0), GRID_SPLITS):
+            total = tl.zeros((BN, BM), tl.float32)
+            for s in tl.static_range(GRID_SPLITS):
+                total += tl.load(
+                    partials + s * stride + at, mask=inside, other=0.0, cache_modifier=".cg"
+                )
+            tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
+    else:
+        tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rms_norm(x, w, y, eps, width, x_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, BLOCK)
+    inside = n < width
+    value = tl.load(x + row * x_stride + n, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(w + n, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value) / width + eps)
+    tl.store(y + row * width + n, (value * scale * weight).to(y.dtype.element_ty), mask=inside)
+
+
+def split_k(outputs: int, k: int) -> int:
+    """Parts in which K is summed: fills the GPU in decode, and depends on the matrix alone."""
+    splits = 1
+    while (
+        splits < 16
+        and k // (2 * splits) >= 256
+        and (k // BLOCK_K) % (2 * splits) == 0
+        and triton.cdiv(outputs, 64) * 2 * splits <= 192
+    ):
+        splits *= 2
+    return splits
+
+
+def act_quant(x, group, pow2):
+    rows, k = x.shape
+    q = torch.empty(rows, k, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, triton.cdiv(k, group), dtype=torch.float32, device=x.device)
+    if rows:
+        launch = LAUNCH["act_quant"]
+        block_m = launch.constexprs["BM"]
+        _act_quant[(triton.cdiv(k, group), triton.cdiv(rows, block_m))](
+            x,
+            q,
+            scales,
+            rows,
+            x.stride(0),
+            K=k,
+            GROUP=group,
+            POW2=pow2,
+            FLOOR=AMAX_FLOOR,
+            LIMIT=FP8_MAX,
+            BM=block_m,
+            num_warps=launch.num_warps,
+        )
+    return q, scales
+
+
+def fp8_linear(x, w, out_dtype):
+    scales = None
+    if x.shape[0] > DECODE_ROWS:
+        x, scales = act_quant(x, BLOCK_K, True)
+        out_dtype = out_dtype or torch.bfloat16
+    return _launch(x.unsqueeze(1), scales, w, out_dtype, w8a8=True)
+
+
+def bf16_linear(x, w, out_dtype):
+    return _launch(x.unsqueeze(1), None, w, out_dtype)
+
+
+def grouped_linear(o, w):
+    return _launch(o, None, w, None)
+
+
+def _launch(x, x_scales, w, out_dtype, w8a8=False):
+    """x [T, groups, K] with unit stride in K and stride K between groups."""
+    rows, groups, k = x.shape
+    matrix = w[0]
+    outputs = matrix.shape[0]
+    width = outputs // groups
+    y = torch.empty(rows, outputs, dtype=out_dtype or x.dtype, device=x.device)
+    if rows == 0:
+        return y
+    splits = split_k(outputs, k)
+    grid_splits = splits if rows <= DECODE_ROWS else 1
+    launch = LAUNCH["linear.few" if rows <= FEW_ROWS else "linear.many"]
+    block_m, block_n = launch.constexprs["BM"], launch.constexprs["BN"]
+    partials = None
+    if grid_splits > 1:
+        partials = torch.empty(grid_splits, rows, outputs, dtype=torch.float32, device=x.device)
+    _linear[(triton.cdiv(width, block_n) * triton.cdiv(rows, block_m), grid_splits, groups)](
+        x,
+        x_scales,
+        matrix,
+        w.scales if isinstance(w, Fp8Weight) else None,
+        y,
+        partials,
+        arrival_counters(x.device),
+        rows,
+        width,
+        groups,
+        x.stride(0),
+        K=k,
+        SPLITS=splits,
+        GRID_SPLITS=grid_splits,
+        W8A8=w8a8,
+        FLOOR=AMAX_FLOOR,
+        LIMIT=FP8_MAX,
+        BM=block_m,
+        BN=block_n,
+        BK=BLOCK_K,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+    return y
+
+
+def rms_norm(x, w, eps):
+    width = x.shape[-1]
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    flat = x.reshape(-1, width)
+    if flat.shape[0]:
+        _rms_norm[(flat.shape[0],)](
+            flat,
+            w,
+            y,
+            eps,
+            width,
+            flat.stride(0),
+            BLOCK=triton.next_power_of_2(width),
+            num_warps=LAUNCH["rms_norm"].num_warps,
+        )
+    return y

@@ -1,0 +1,162 @@
+"""Expert kernels under the interpreter against their references."""
+
+import pytest
+import torch
+
+from dspark.kernels.moe import kernel, prepare_experts, reference
+
+
+def byte(g, *shape, low=0, high=256):
+    return torch.randint(low, high, shape, generator=g).to(torch.uint8)
+
+
+def random_experts(count, hidden, width, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return prepare_experts(
+        byte(g, count, 2 * width, hidden // 2),
+        byte(g, count, 2 * width, hidden // 32, low=119, high=126),
+        byte(g, count, hidden, width // 2),
+        byte(g, count, hidden, width // 32, low=119, high=126),
+    )
+
+
+def case(rows, count=4, hidden=128, width=64, k=2, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, hidden, generator=g).bfloat16()
+    route = reference.route(
+        torch.randn(rows, count, generator=g), None, None, torch.zeros(rows).long(), k, 1.5
+    )
+    return x, random_experts(count, hidden, width), route
+
+
+def assert_close(got, want):
+    error = (got.double() - want.double()).norm() / want.double().norm()
+    assert error < 3e-3
+    assert (got.double() - want.double()).abs().max() <= 1.5e-2 * want.double().abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("shared", [None, torch.float32, torch.bfloat16])
+def test_decode_matches_the_reference(rows, shared):
+    x, experts, route = case(rows)
+    extra = None if shared is None else torch.randn(rows, 128).to(shared)
+    got = kernel.moe_mxfp4(x, experts, route, 10.0, extra)
+    assert_close(got, reference.moe_mxfp4(x, experts, route, 10.0, extra))
+
+
+def test_prefill_matches_the_reference(monkeypatch):
+    """Sorted tiles, in-program split sums and two column ranges."""
+    x, experts, route = case(5, hidden=2048, width=32)
+    want = reference.moe_mxfp4(x, experts, route, 10.0, None)
+    monkeypatch.setattr(kernel, "MANY_PAIRS", 0)
+    monkeypatch.setattr(kernel, "PREFILL_SLOTS_BYTES", 4 * 10 * 1024)
+    assert_close(kernel.moe_mxfp4(x, experts, route, 10.0, None), want)
+
+
+def test_a_crowded_expert_takes_several_tiles():
+    x, experts, route = case(20, count=2, k=1)
+    got = kernel.moe_mxfp4(x, experts, route, 10.0, None)
+    assert_close(got, reference.moe_mxfp4(x, experts, route, 10.0, None))
+
+
+def test_rows_do_not_depend_on_their_batch():
+    x, experts, route = case(6)
+    whole = kernel.moe_mxfp4(x, experts, route, 10.0, None)
+    for i in (0, 4):
+        alone = reference.Route(route.weights[i : i + 1], route.experts[i : i + 1])
+        assert torch.equal(
+            kernel.moe_mxfp4(x[i : i + 1], experts, alone, 10.0, None), whole[i : i + 1]
+        )
+
+
+def test_padded_and_nan_rows_stay_alone():
+    x, experts, route = case(4)
+    shared = torch.randn(4, 128)
+    clean = kernel.moe_mxfp4(x, experts, route, 10.0, shared)
+    x[1] = float("nan")
+    x[2, 0] = float("nan")
+    route.experts[1], route.weights[1] = -1, 0.0
+    got = kernel.moe_mxfp4(x, experts, route, 10.0, shared)
+    assert torch.equal(got[[0, 3]], clean[[0, 3]])
+    assert torch.equal(got[1], shared[1].bfloat16())
+    assert got[2].isnan().all()
+
+
+def test_no_row_has_an_expert():
+    x, experts, route = case(2)
+    route.experts.fill_(-1)
+    assert (kernel.moe_mxfp4(x, experts, route, 10.0, None) == 0).all()
+
+
+@pytest.mark.parametrize("byte_value", [0, 1, 126, 127, 128])
+def test_weights_decode_exactly(byte_value):
+    """A one-hot row reads a column of w13 through the whole kernel; every code, awkward scales."""
+    hidden = width = 64
+    w13 = torch.zeros(1, 2 * width, hidden // 2, dtype=torch.uint8)
+    codes = torch.arange(2 * width) % 16
+    w13[0, :, 5] = (codes << 4).to(torch.uint8)  # odd column 11
+    w13[0, :, 4] = 0xFF
+    s13 = torch.full((1, 2 * width, hidden // 32), byte_value, dtype=torch.uint8)
+    w2 = torch.zeros(1, hidden, width // 2, dtype=torch.uint8)
+    s2 = torch.full((1, hidden, width // 32), 127, dtype=torch.uint8)
+    i = torch.arange(width)
+    w2[0, i, i // 2] = torch.where(i % 2 == 0, 0x02, 0x20).to(torch.uint8)  # identity
+    experts = prepare_experts(w13, s13, w2, s2)
+    x = torch.zeros(1, hidden, dtype=torch.bfloat16)
+    x[0, 11] = 1.0
+    chosen = reference.Route(torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int32))
+    got = kernel.moe_mxfp4(x, experts, chosen, 1e30, None)
+    column = experts.dense13[0, :, 11]
+    want = reference.swiglu(column[None], 1e30, torch.bfloat16)
+    torch.testing.assert_close(got, want, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("kind", ["plain", "bias", "hash"])
+def test_route(kind, renormalise):
+    g = torch.Generator().manual_seed(4)
+    logits = torch.randn(5, 12, generator=g) * 3
+    logits[0] = 0.0  # all tied
+    ids = torch.tensor([0, 1, -1, 2, 1])
+    bias = torch.randn(12, generator=g) if kind == "bias" else None
+    table = None
+    if kind == "hash":
+        table = torch.tensor([[3, 0, 7], [11, 1, 2], [5, 5, 4]], dtype=torch.int32)
+    got = kernel.route(logits, bias, table, ids, 3, 1.5, renormalise)
+    want = reference.route(logits, bias, table, ids, 3, 1.5, renormalise)
+    assert torch.equal(got.experts, want.experts)
+    torch.testing.assert_close(got.weights, want.weights, rtol=3e-6, atol=0)
+
+
+def test_route_of_a_nan_row_still_fills_its_slots():
+    logits = torch.full((1, 8), float("nan"))
+    got = kernel.route(logits, None, None, torch.tensor([0]), 3, 1.5)
+    assert got.experts.tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("logit", [-30.0, -8.0, -4.6, -1e-3, 0.0, 0.3, 5.0, 40.0])
+def test_score_is_accurate_where_log1p_is_delicate(logit):
+    got = kernel.route(torch.tensor([[logit]]), None, None, torch.tensor([0]), 1, 1.0, False)
+    want = torch.nn.functional.softplus(torch.tensor(logit).double()).sqrt()
+    assert got.weights.item() == pytest.approx(want.item(), rel=1e-6)
+
+
+def test_swiglu():
+    gate_up = torch.randn(3, 2 * 40, generator=torch.Generator().manual_seed(6)) * 12
+    got = kernel.swiglu(gate_up, 10.0, torch.float32)
+    want = reference.swiglu(gate_up, 10.0, torch.float32)
+    torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-30)
+
+
+def test_sorted_tiles_cover_every_pair_once():
+    g = torch.Generator().manual_seed(5)
+    experts = torch.randint(-1, 6, (50,), generator=g).int()
+    order, tiles = kernel.sorted_tiles(experts, 6, 4)
+    seen = []
+    for expert, start, end in tiles.tolist():
+        members = order[start:end].tolist()
+        assert len(members) <= 4
+        assert members == sorted(members)
+        assert all(experts[m] == expert for m in members)
+        seen += members
+    assert sorted(seen) == (experts >= 0).nonzero().flatten().tolist()
