@@ -27,16 +27,18 @@ class BatchRows(NamedTuple):
     store_all: bool  # decode and verify must keep every raw compressor row
 
 
-def batch_rows(fb) -> BatchRows:
-    """Read the row layout of SGLang's batch (ForwardBatch or its graph-replay stand-in)."""
+def batch_rows(fb, verify_rows: torch.Tensor) -> BatchRows:
+    """Read the row layout of SGLang's batch (ForwardBatch or its graph-replay stand-in).
+
+    verify_rows: i64 [slots] rows of each request that count in a verify, at most its width.
+    """
     mode = fb.forward_mode
     # SGLang pads graph batches with request slot 0, which no request ever owns.
     real = (fb.req_pool_indices > 0).to(torch.int64)
     seq_lens = fb.seq_lens.to(torch.int64)
     if mode.is_target_verify():
         width = fb.spec_info.draft_token_num
-        length = getattr(fb.spec_info, "verify_lens", None)
-        length = real * width if length is None else real * length.to(torch.int64)
+        length = real * verify_rows[fb.req_pool_indices].clamp(max=width)
         return BatchRows(seq_lens, length, fb.batch_size * width, width, True)
     if mode.is_extend():
         return BatchRows(
@@ -65,6 +67,11 @@ class DSparkAttentionBackend(AttentionBackend):
             self.config, self.context_pages * PAGE_TOKENS, torch.device(runner.device)
         )
         self.layer_caches = self.token_to_kv_pool.layer_caches
+        # By request slot, so that a captured graph reads what the worker wrote for this step.
+        slots = self.req_to_token_pool.req_to_token.shape[0]
+        self.verify_rows = torch.full(
+            (slots,), torch.iinfo(torch.int32).max, dtype=torch.int64, device=runner.device
+        )
         self.forward_metadata: StepMeta | None = None
 
     def init_forward_metadata_out_graph(self, fb, in_capture: bool = False) -> None:
@@ -83,7 +90,7 @@ class DSparkAttentionBackend(AttentionBackend):
         self.forward_metadata = self._meta(fb, self._pages_in_use(fb))
 
     def _meta(self, fb, pages: int) -> StepMeta:
-        rows = batch_rows(fb)
+        rows = batch_rows(fb, self.verify_rows)
         state = self.token_to_kv_pool.state
         return step_meta(
             req_slot=fb.req_pool_indices,

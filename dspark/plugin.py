@@ -105,6 +105,45 @@ def bonus_tokens_without_stream(original, future_map, batch):
     return None
 
 
+def reserve_draft_block(original, server_args=None):
+    """A draft block is written at its trained width, also where fewer drafts are verified."""
+    from sglang.srt.runtime_context import get_server_args
+
+    reserved = original(server_args)
+    args = server_args or get_server_args()
+    if args.speculative_algorithm != "DSPARK" or not arguments.is_deepseek_v4(args):
+        return reserved
+    return max(reserved, arguments.draft_block_size(args))
+
+
+def allow_logprobs(original, req, enable_overlap):
+    """SGLang refuses log probabilities for this family of drafts; our worker returns them."""
+    wanted, req.return_logprob = req.return_logprob, False
+    try:
+        return original(req, enable_overlap)
+    finally:
+        req.return_logprob = wanted
+
+
+def finish_in_token_order(original, req, new_accepted_len=1):
+    """SGLang tests the length limit first, and so misses a stop inside the last accepted run."""
+    from sglang.srt.runtime_context import get_server_args
+
+    if not arguments.is_deepseek_v4(get_server_args()):
+        return original(req, new_accepted_len)
+    from dspark.finish import update_finish_state
+
+    return update_finish_state(original, req, new_accepted_len)
+
+
+def add_dspark_section(original, scheduler, recv_req):
+    output = original(scheduler, recv_req)
+    section = output.internal_state.pop("dspark_info_record", None)
+    if section is not None:
+        output.internal_state["dspark"] = section
+    return output
+
+
 def keep_head_counts(original, model_config, load_config, tp_size):
     """SGLang pads head counts for its AMX kernels on the CPU; our weights would no longer fit."""
     from sglang.srt.configs.model_config import is_deepseek_v4
@@ -134,6 +173,10 @@ HOOKS: dict[str, Callable] = {
     "mem_cache.allocation.get_last_loc": last_slot_in_torch,
     "managers.overlap_utils.FutureMap._resolve_spec_extras": bonus_tokens_without_stream,
     "configs.update_config.adjust_config_with_unaligned_cpu_tp": keep_head_counts,
+    "mem_cache.allocation_sizing.get_alloc_len_per_decode": reserve_draft_block,
+    "speculative.dflash_utils.validate_dflash_request": allow_logprobs,
+    "managers.schedule_batch.Req.update_finish_state": finish_in_token_order,
+    "managers.scheduler.Scheduler.get_internal_state": add_dspark_section,
 }
 
 

@@ -1,0 +1,110 @@
+"""Frequency, presence and repetition penalties and min_new_tokens, exact inside a verify block.
+
+Row j of a verify block is conditioned on drafts 1..j, so each row has penalties of its own. What
+a request has emitted is kept on the device by request slot: the host learns of tokens one step
+late. Penalties count output tokens only, as SGLang's do, and are added up in the same order, so
+that a verify row gives the bits of the decode step it stands for.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+NEUTRAL = (0.0, 0.0, 1.0, 0)  # frequency, presence, repetition, min_new_tokens
+
+
+def settings(params: Any) -> tuple[float, float, float, int]:
+    """(frequency, presence, repetition, min_new_tokens) of SGLang's SamplingParams."""
+    return (
+        params.frequency_penalty,
+        params.presence_penalty,
+        params.repetition_penalty,
+        params.min_new_tokens,
+    )
+
+
+def is_penalised(params: Any) -> bool:
+    return settings(params) != NEUTRAL
+
+
+def stop_ids(req: Any) -> set[int]:
+    """Tokens that min_new_tokens holds back."""
+    found = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    if req.tokenizer is not None:
+        found |= set(getattr(req.tokenizer, "additional_stop_token_ids", None) or ())
+        if req.tokenizer.eos_token_id is not None:
+            found.add(req.tokenizer.eos_token_id)
+    return found
+
+
+class Penalties:
+    """Penalty state of all request slots. S slots (0 is padding), N tokens in the vocabulary."""
+
+    def __init__(self, slots: int, vocab: int, device: torch.device | str):
+        self.device = torch.device(device)
+        self.frequency_sum = torch.zeros(slots, vocab, device=device)  # added up token by token
+        self.seen = torch.zeros(slots, vocab, dtype=torch.bool, device=device)
+        self.held_back = torch.zeros(slots, vocab, dtype=torch.bool, device=device)  # stop tokens
+        self.frequency = torch.zeros(slots, device=device)
+        self.presence = torch.zeros(slots, device=device)
+        self.repetition = torch.ones(slots, device=device)
+        self.min_new = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.prompt_len = torch.zeros(slots, dtype=torch.int64, device=device)
+
+    def admit(self, slots: Sequence[int], reqs: Sequence[Any]) -> None:
+        """Start over for requests whose prompt is being run; a retracted one keeps its output."""
+        slot = torch.tensor(slots, device=self.device)
+        self.frequency_sum[slot] = 0.0
+        self.seen[slot] = False
+        self.held_back[slot] = False
+        columns = torch.tensor([settings(req.sampling_params) for req in reqs], dtype=torch.float64)
+        columns = columns.to(self.device)
+        self.frequency[slot] = columns[:, 0].float()
+        self.presence[slot] = columns[:, 1].float()
+        self.repetition[slot] = columns[:, 2].float()
+        self.min_new[slot] = columns[:, 3].long()
+        lengths = [len(req.origin_input_ids) for req in reqs]
+        self.prompt_len[slot] = torch.tensor(lengths, device=self.device)
+        for one, req in zip(slots, reqs, strict=True):
+            if req.sampling_params.min_new_tokens:
+                self.held_back[one, list(stop_ids(req))] = True
+            if len(req.output_ids) and is_penalised(req.sampling_params):
+                output = torch.tensor(list(req.output_ids), device=self.device)
+                count = torch.tensor([len(output)], device=self.device)
+                self.commit(slot.new_tensor([one]), output[None], count)
+
+    def commit(self, slot: torch.Tensor, tokens: torch.Tensor, count: torch.Tensor) -> None:
+        """Count emitted tokens. slot: i64 [R]. tokens: i64 [R, V], the first count[r] are real."""
+        for j in range(tokens.shape[1]):
+            real = j < count
+            step = torch.where(real, self.frequency[slot], 0.0)
+            self.frequency_sum.index_put_((slot, tokens[:, j]), step, accumulate=True)
+            self.seen[slot, tokens[:, j]] |= real
+
+    def apply(
+        self, logits: torch.Tensor, slot: torch.Tensor, candidates: torch.Tensor, prefix: Any
+    ) -> None:
+        """Penalise verify rows in place.
+
+        Args:
+            logits: f32 [R, V, N]; row j follows candidates 0..j.
+            slot: i64 [R].
+            candidates: i64 [R, V]; candidate 0 has been committed.
+            prefix: i64 [R] position of candidate 0.
+        """
+        total, seen = self.frequency_sum[slot], self.seen[slot]  # copies
+        each = self.frequency[slot][:, None]
+        presence, repetition = self.presence[slot][:, None], self.repetition[slot][:, None]
+        emitted = prefix + 1 - self.prompt_len[slot]  # output tokens before row 0's
+        for j in range(logits.shape[1]):
+            if j > 0:
+                draft = candidates[:, j, None]
+                total.scatter_add_(1, draft, each)
+                seen.scatter_(1, draft, True)
+            row = logits[:, j]
+            row += -total - torch.where(seen, presence, 0.0)
+            early = (emitted + j < self.min_new[slot])[:, None]
+            row.masked_fill_(early & self.held_back[slot], -torch.inf)
+            scale = torch.where(seen, repetition, 1.0)
+            row.copy_(torch.where(row < 0, row * scale, row / scale))
