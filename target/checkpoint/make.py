@@ -4,6 +4,7 @@ import argparse
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dspark.target.checkpoint.writer import SHARD_BYTES, Written, write_checkpoi
 from dspark.target.config import ModelConfig
 
 # Strength of attention and experts, by how often the draft agrees with the target.
-ACCEPTANCE = {"high": 0.03, "medium": 0.1, "low": 0.2, "none": 1.0}
+ACCEPTANCE = {"high": 0.15, "medium": 0.3, "low": 0.6, "none": 1.0}
 TINY_SHARD_BYTES = 2 << 20
 
 
@@ -29,7 +30,7 @@ def make_checkpoint(
 ) -> Written:
     """Write config, tokenizer and random weights; the same arguments give the same bytes.
 
-    The directory appears only when it is complete: an interrupted run leaves `<directory>.partial`.
+    The directory appears only when it is complete, so its existence means it can be used.
 
     Args:
         config: `config.json` content, e.g. from `presets`.
@@ -44,18 +45,23 @@ def make_checkpoint(
         raise FileExistsError(f"{directory} exists and is not an empty directory.")
     model = ModelConfig.from_hf(config)
     recipe = Recipe(seed, alpha)
-    partial = directory.with_name(directory.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    write_tokenizer(partial, model.vocab_size, model.max_position_embeddings)
-    written = write_checkpoint(
-        partial,
-        checkpoint_tensors(model),
-        lambda name, spec: random_tensor(name, spec, model, recipe),
-        shard_bytes,
-    )
-    partial.replace(directory)
+    table = checkpoint_tensors(model)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_tokenizer(partial, model.vocab_size, model.max_position_embeddings)
+        written = write_checkpoint(
+            partial,
+            table,
+            lambda name, spec: random_tensor(name, spec, model, recipe),
+            shard_bytes,
+        )
+        partial.chmod(0o755)
+        partial.replace(directory)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     return written
 
 

@@ -28,6 +28,7 @@ E2M1_CODE_STD = 2.5
 # Neighbouring blocks differ in scale, so that a swapped or shifted scale changes the weights.
 SCALE_OFFSETS = (-1, 0, 1)
 SCALE_OFFSET_RMS = math.sqrt(sum(4.0**offset for offset in SCALE_OFFSETS) / len(SCALE_OFFSETS))
+HEAD_NOISE = 0.05  # of the head columns that do not carry the bigram
 SUBLAYER_OUTPUTS = ("wo_b", "w2")
 
 
@@ -156,23 +157,41 @@ def _hyper(stream: Stream, spec: TensorSpec, leaf: str) -> torch.Tensor:
 def _bigram_tensor(
     name: str, spec: TensorSpec, config: ModelConfig, recipe: Recipe
 ) -> torch.Tensor:
-    rank = config.dspark.markov_rank if config.dspark else 0
+    rank = config.dspark.markov_rank if config.dspark else config.hidden_size // 4
     if name == "embed.weight" or name.endswith("markov_w1.weight"):
-        values = Stream("embed.weight", recipe.seed).normal(
-            (config.vocab_size, config.hidden_size), 1
-        )
-        if config.dspark:
-            # The noise token predicts nothing by itself: later block rows rely on the Markov head.
-            values[config.dspark.noise_token_id, :rank] = 0
-        values = values[:, : spec.shape[1]]
+        values = _embedding(config, recipe, rank)[:, : spec.shape[1]]
+    elif name == "head.weight":
+        values = Stream(name, recipe.seed).normal(spec.shape, HEAD_NOISE)
+        values[:, :rank] = _bigram(config, recipe, rank)
     else:
-        bigram = Stream("bigram", recipe.seed).normal((config.vocab_size, rank), 1)
-        if name == "head.weight":
-            values = Stream(name, recipe.seed).normal(spec.shape, 0.05)
-            values[:, :rank] = bigram
-        else:
-            values = bigram / 2
+        values = _bigram(config, recipe, rank) / 2
     return values.to(torch.bfloat16).contiguous()
+
+
+def _embedding(config: ModelConfig, recipe: Recipe, rank: int) -> torch.Tensor:
+    """f32 [vocab, hidden]."""
+    shape = (config.vocab_size, config.hidden_size)
+    values = Stream("embed.weight", recipe.seed).normal(shape, 1.0)
+    if config.dspark:
+        # The noise token predicts nothing by itself: later block rows rely on the Markov head.
+        values[config.dspark.noise_token_id, :rank] = 0
+    return values
+
+
+def _bigram(config: ModelConfig, recipe: Recipe, rank: int) -> torch.Tensor:
+    """f32 [vocab, rank]: the row of a token is the embedding of the one before it.
+
+    All ordinary tokens form one cycle. Special tokens get zero rows: the model never ends a
+    sequence by itself, so a test decides how many tokens it wants.
+    """
+    special = {config.bos_token_id, config.eos_token_id}
+    if config.dspark:
+        special.add(config.dspark.noise_token_id)
+    order = Stream("cycle", recipe.seed).normal((config.vocab_size,), 1.0).argsort(stable=True)
+    cycle = order[[int(token) not in special for token in order]]
+    rows = torch.zeros(config.vocab_size, rank)
+    rows[cycle.roll(-1)] = _embedding(config, recipe, rank)[cycle, :rank]
+    return rows
 
 
 @lru_cache
