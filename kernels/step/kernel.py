@@ -1,0 +1,263 @@
+"""Triton kernels of K23: one launch writes every address of a forward, one every draft address."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dspark.kernels.plan import AotEntry, LaunchConfig
+from dspark.kernels.step import DraftMeta, StepMeta, empty_draft_meta, empty_step_meta
+
+LAUNCH = {
+    "step_meta": LaunchConfig(1, 1, {"BLOCK_R": 32, "BLOCK": 128}),
+    "draft_meta": LaunchConfig(1, 1, {"BLOCK": 128}),
+}
+
+
+@triton.jit
+def _swa_at(table_row, full_to_swa, position, columns, mask):
+    """Window-pool slots (i32) of positions of one request; -1 where masked."""
+    full = tl.load(table_row + tl.minimum(position, columns - 1), mask=mask, other=0)
+    return tl.load(full_to_swa + full, mask=mask, other=-1).to(tl.int32)
+
+
+@triton.jit
+def _c4_row(table_row, full_to_swa, position, columns, real, page, ring):
+    """C4 ring row of one position; -1 for a position below 0 or a padded row."""
+    swa = _swa_at(table_row, full_to_swa, tl.maximum(position, 0), columns, real & (position >= 0))
+    return tl.where(swa >= 0, swa // page * ring + swa % ring, -1)
+
+
+@triton.jit
+def _owner_of(row, row_len, requests, BLOCK_R: tl.constexpr):
+    """(request that holds a packed row, rows of the requests before it)."""
+    owner = 0
+    before = 0
+    end = 0
+    for first in range(0, requests, BLOCK_R):
+        r = first + tl.arange(0, BLOCK_R)
+        length = tl.load(row_len + r, mask=r < requests, other=0).to(tl.int32)
+        ends = end + tl.cumsum(length, 0)
+        passed = (ends <= row) & (r < requests)
+        owner += tl.sum(passed.to(tl.int32), 0)
+        before += tl.sum(tl.where(passed, length, 0), 0)
+        end += tl.sum(length, 0)
+    return owner, before
+
+
+@triton.jit
+def _page_table_row(
+    request, req_slot, prefix_len, row_len, req_to_token, page_table, table_stride, columns,
+    max_pages, page, BLOCK: tl.constexpr,
+):  # fmt: skip
+    slot = tl.load(req_slot + request).to(tl.int64)
+    tokens = (tl.load(prefix_len + request) + tl.load(row_len + request)).to(tl.int32)
+    tokens = tl.where(slot >= 0, tokens, 0)
+    table_row = req_to_token + tl.maximum(slot, 0) * table_stride
+    for start in range(0, max_pages, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        held = (k * page < tokens) & (k < max_pages)
+        first = tl.load(table_row + tl.minimum(k * page, columns - 1), mask=held, other=0)
+        value = tl.where(held, first // page, -1)
+        tl.store(page_table + request * max_pages + k, value, mask=k < max_pages)
+
+
+@triton.jit
+def _step_meta(
+    req_slot, prefix_len, row_len, req_to_token, full_to_swa,
+    pos, row_req, row_in_req, swa_loc, c4_loc, c128_loc, swa_idx, swa_len, c4_len, c128_idx,
+    c128_len, page_table, c4_plan, c4_store, c128_plan, c128_store,
+    rows, requests, stride, table_stride, columns, window, ring_c4, ring_c128, max_pages,
+    max_c128, page,
+    PACKED: tl.constexpr, STORE_ALL: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program t < rows: row t. The programs after those: a page table each."""
+    row = tl.program_id(0)
+    if row >= rows:
+        _page_table_row(
+            row - rows, req_slot, prefix_len, row_len, req_to_token, page_table, table_stride,
+            columns, max_pages, page, BLOCK,
+        )  # fmt: skip
+    else:
+        if PACKED:
+            owner, before = _owner_of(row, row_len, requests, BLOCK_R)
+        else:
+            owner = row // stride
+            before = owner * stride
+        in_req = row - before
+        known = owner < requests
+        slot = tl.load(req_slot + owner, mask=known, other=-1).to(tl.int64)
+        prefix = tl.load(prefix_len + owner, mask=known, other=0).to(tl.int32)
+        length = tl.load(row_len + owner, mask=known, other=0).to(tl.int32)
+        real = known & (slot >= 0) & (in_req < length)
+        in_req = tl.where(real, in_req, 0)
+        p = tl.where(real, prefix + in_req, 0)
+        count = tl.where(real, p + 1, 0)  # tokens visible to the row, itself included
+        end = prefix + length  # first position after this forward
+        table_row = req_to_token + tl.maximum(slot, 0) * table_stride
+        full = tl.load(table_row + tl.minimum(p, columns - 1), mask=real, other=0)
+
+        tl.store(pos + row, p.to(tl.int64))
+        tl.store(row_req + row, tl.where(real, owner, -1))
+        tl.store(row_in_req + row, in_req)
+        tl.store(swa_loc + row, tl.load(full_to_swa + full, mask=real, other=-1).to(tl.int32))
+        tl.store(c4_loc + row, tl.where(real & (p % 4 == 3), full // 4, -1))
+        tl.store(c128_loc + row, tl.where(real & (p % 128 == 127), full // 128, -1))
+        tl.store(c4_len + row, count // 4)
+        tl.store(c128_len + row, count // 128)
+
+        visible = tl.minimum(count, window)
+        tl.store(swa_len + row, visible)
+        for start in range(0, window, BLOCK):
+            k = start + tl.arange(0, BLOCK)
+            slots = _swa_at(table_row, full_to_swa, count - visible + k, columns, k < visible)
+            tl.store(swa_idx + row.to(tl.int64) * window + k, slots, mask=k < window)
+        # Entry j closes position 128 * j + 127, in the slot its first token names.
+        for start in range(0, max_c128, BLOCK):
+            j = start + tl.arange(0, BLOCK)
+            closed = (j < count // 128) & (j < max_c128)
+            first = tl.load(table_row + j * 128, mask=closed, other=-128)
+            at = c128_idx + row.to(tl.int64) * max_c128 + j
+            tl.store(at, tl.where(closed, first // 128, -1), mask=j < max_c128)
+
+        # The last writer of a ring row keeps it; pages bound the C4 ring, slots the C128 ring.
+        c4_last = (p + ring_c4 >= end) | (p % page + ring_c4 >= page)
+        c128_last = p + ring_c128 >= end
+        if not STORE_ALL:
+            c4_last = c4_last & ((p >= end // 4 * 4 - 4) | (p % page >= page - 4))
+            c128_last = c128_last & (p >= end // 128 * 128)
+        here = _c4_row(table_row, full_to_swa, p, columns, real, page, ring_c4)
+        tl.store(c4_store + row, tl.where(c4_last, here, -1))
+        base = tl.where(real, slot * ring_c128, -1).to(tl.int32)
+        tl.store(c128_store + row, tl.where(real & c128_last, base + p % ring_c128, -1))
+
+        previous = _c4_row(table_row, full_to_swa, p - 7, columns, real, page, ring_c4)
+        current = _c4_row(table_row, full_to_swa, p - 3, columns, real, page, ring_c4)
+        tl.store(c4_plan + row * 4, p)
+        tl.store(c4_plan + row * 4 + 1, previous)
+        tl.store(c4_plan + row * 4 + 2, current)
+        tl.store(c4_plan + row * 4 + 3, in_req)
+        tl.store(c128_plan + row * 4, p)
+        tl.store(c128_plan + row * 4 + 1, base)
+        tl.store(c128_plan + row * 4 + 2, ring_c128)
+        tl.store(c128_plan + row * 4 + 3, in_req)
+
+
+@triton.jit
+def _draft_meta(
+    req_slot, prefix_len, valid_from, req_to_token, full_to_swa, pos, swa_loc, idx, length,
+    gamma, table_stride, columns, window, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (request and block row): its own address and a copy of the request's list."""
+    row = tl.program_id(0)
+    request = row // gamma
+    slot = tl.load(req_slot + request).to(tl.int64)
+    real = slot >= 0
+    table_row = req_to_token + tl.maximum(slot, 0) * table_stride
+    prefix = tl.load(prefix_len + request).to(tl.int32)
+    first = tl.maximum(tl.load(valid_from + request).to(tl.int32), prefix - window)
+    first = tl.minimum(tl.maximum(first, 0), prefix)
+    n = tl.where(real, prefix - first + gamma, 0)
+    p = prefix + row % gamma
+    tl.store(pos + row, tl.where(real, p, 0).to(tl.int64))
+    tl.store(swa_loc + row, _swa_at(table_row, full_to_swa, p, columns, real))
+    tl.store(length + row, n)
+    for start in range(0, window + gamma, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        slots = _swa_at(table_row, full_to_swa, first + k, columns, k < n)
+        tl.store(idx + row * (window + gamma) + k, slots, mask=k < window + gamma)
+
+
+def step_meta(
+    *,
+    req_slot: Tensor,
+    prefix_len: Tensor,
+    row_len: Tensor,
+    rows: int,
+    req_to_token: Tensor,
+    full_to_swa: Tensor,
+    window: int,
+    ring_c4: int,
+    ring_c128: int,
+    max_pages: int,
+    max_c128: int,
+    page: int,
+    store_all: bool,
+    stride: int | None,
+    out: StepMeta | None = None,
+) -> StepMeta:
+    requests = req_slot.shape[0]
+    if out is None:
+        out = empty_step_meta(
+            rows=rows,
+            requests=requests,
+            window=window,
+            max_pages=max_pages,
+            max_c128=max_c128,
+            device=req_slot.device,
+        )
+    if rows + requests:
+        launch = LAUNCH["step_meta"]
+        _step_meta[(rows + requests,)](
+            req_slot, prefix_len, row_len, req_to_token, full_to_swa, *out,
+            rows, requests, stride or 0, req_to_token.stride(0), req_to_token.shape[1], window,
+            ring_c4, ring_c128, max_pages, max_c128, page,
+            PACKED=stride is None, STORE_ALL=store_all,
+            num_warps=launch.num_warps, **launch.constexprs,
+        )  # fmt: skip
+    return out
+
+
+def draft_meta(
+    *,
+    req_slot: Tensor,
+    prefix_len: Tensor,
+    gamma: int,
+    req_to_token: Tensor,
+    full_to_swa: Tensor,
+    window: int,
+    valid_from: Tensor,
+    out: DraftMeta | None = None,
+) -> DraftMeta:
+    requests = req_slot.shape[0]
+    if out is None:
+        out = empty_draft_meta(
+            requests=requests, gamma=gamma, window=window, device=req_slot.device
+        )
+    if requests:
+        launch = LAUNCH["draft_meta"]
+        _draft_meta[(requests * gamma,)](
+            req_slot, prefix_len, valid_from, req_to_token, full_to_swa, *out,
+            gamma, req_to_token.stride(0), req_to_token.shape[1], window,
+            num_warps=launch.num_warps, **launch.constexprs,
+        )  # fmt: skip
+    return out
+
+
+_I64 = ("req_slot", "prefix_len", "row_len", "valid_from", "full_to_swa", "pos")
+_I32 = (*StepMeta._fields[1:], "req_to_token", "idx", "length")
+
+
+def _entry(op: str, fn, shape: str, **flags: int) -> AotEntry:
+    launch = LAUNCH[op]
+    constexprs = {**launch.constexprs, **flags}
+    pointers = {**dict.fromkeys(_I64, "*i64"), **dict.fromkeys(_I32, "*i32")}
+    arguments = [name for name in fn.arg_names if name not in constexprs]
+    return AotEntry(
+        name=f"step.{op}[{shape}]",
+        fn=fn,
+        signature={name: pointers.get(name, "i32") for name in arguments},
+        constexprs=constexprs,
+        divisible=tuple(name for name in arguments if name in pointers),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        expects_mma=False,
+        hot=True,
+    )
+
+
+AOT = [
+    _entry("step_meta", _step_meta, "verify", PACKED=0, STORE_ALL=1),
+    _entry("step_meta", _step_meta, "decode", PACKED=1, STORE_ALL=1),
+    _entry("step_meta", _step_meta, "prefill", PACKED=1, STORE_ALL=0),
+    _entry("draft_meta", _draft_meta, "gamma 5"),
+]
