@@ -20,15 +20,14 @@ from dspark.kernels.qkv.kernel import pool_views, rotate
 from dspark.kernels.qkv.pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES
 
 DECODE_ROWS = 64  # rows up to which the split kernel runs
-SPLIT = 64  # list positions of one program: changing it changes bits
-TILE = 32  # list positions of one mma tile
-HEADS = 16  # heads of one program: the smallest mma M
 
+# CH: list positions of one program, BT, BK: of one mma tile; changing them changes bits.
+# BH: heads of one program, the smallest mma M. GROUP: partials added at once.
 LAUNCH = {
-    "decode": LaunchConfig(8, 2, {"CH": SPLIT, "BT": TILE, "BH": HEADS}),
+    "decode": LaunchConfig(8, 2, {"CH": 64, "BT": 32, "BH": 16}),
     "combine": LaunchConfig(2, 1, {"GROUP": 16, "BD": 128}),
     "gather": LaunchConfig(4, 1, {"BN": 4}),
-    "prefill": LaunchConfig(8, 2, {"BK": 64, "BH": HEADS}),
+    "prefill": LaunchConfig(8, 2, {"BK": 64, "BH": 16}),
 }
 
 # Softmax runs in base 2; a finite floor keeps exp2(-inf - -inf) out.
@@ -272,24 +271,24 @@ def _run_decode(
     a, b = lists[0], lists[-1]
     a_width = a.idx.shape[1]
     b_width = b.idx.shape[1] if len(lists) == 2 else 0
-    a_splits = triton.cdiv(a_width, SPLIT)
-    splits = a_splits + triton.cdiv(b_width, SPLIT)
+    decode, combine = LAUNCH["decode"], LAUNCH["combine"]
+    split = decode.constexprs["CH"]
+    a_splits = triton.cdiv(a_width, split)
+    splits = a_splits + triton.cdiv(b_width, split)
     part = torch.empty(rows, splits, heads, HEAD, dtype=torch.float32, device=q.device)
     part_max = torch.empty(rows, splits, heads, dtype=torch.float32, device=q.device)
     part_sum = torch.empty_like(part_max)
-    decode = LAUNCH["decode"]
-    _decode[(rows, splits, triton.cdiv(heads, HEADS))](
+    _decode[(rows, splits, triton.cdiv(heads, decode.constexprs["BH"]))](
         q, *pool_views(a.pool), a.idx, a.length, *pool_views(b.pool), b.idx, b.length,
         part, part_max, part_sum, scale, heads, a_width, b_width,
         a.pool.stride(0), b.pool.stride(0), a.per_page, b.per_page, a_splits, splits,
         num_warps=decode.num_warps, num_stages=decode.num_stages, **decode.constexprs,
     )  # fmt: skip
     out = torch.empty_like(q)
-    combine = LAUNCH["combine"]
     _combine[(rows, heads, HEAD // combine.constexprs["BD"])](
         part, part_max, part_sum, a.length, b.length, sink, sink if cos_sin is None else cos_sin,
         pos, out, heads, a_width, b_width, a_splits, splits,
-        CH=SPLIT, ROTATE=cos_sin is not None,
+        CH=split, ROTATE=cos_sin is not None,
         num_warps=combine.num_warps, num_stages=combine.num_stages, **combine.constexprs,
     )  # fmt: skip
     return out
@@ -316,7 +315,7 @@ def _run_prefill(
     listed = torch.cat(idx, 1)
     out = torch.empty_like(q)
     launch = LAUNCH["prefill"]
-    _prefill[(rows, triton.cdiv(heads, HEADS))](
+    _prefill[(rows, triton.cdiv(heads, launch.constexprs["BH"]))](
         q, kv, listed, length, sink, sink if cos_sin is None else cos_sin, pos, out,
         scale, heads, listed.shape[1], ROTATE=cos_sin is not None,
         num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
@@ -382,7 +381,7 @@ def _entry(op: str, fn: Any, expects_mma: bool, **constexprs: int) -> AotEntry:
 
 AOT = [
     _entry("decode", _decode, True),
-    _entry("combine", _combine, False, CH=SPLIT, ROTATE=1),
+    _entry("combine", _combine, False, CH=LAUNCH["decode"].constexprs["CH"], ROTATE=1),
     _entry("gather", _gather, False),
     _entry("prefill", _prefill, True, ROTATE=1),
 ]

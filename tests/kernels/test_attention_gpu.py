@@ -1,0 +1,111 @@
+"""Sparse attention on a GPU at serving shapes, against the fp64 reference on the CPU."""
+
+import pytest
+import torch
+from kv_cases import Attention, assert_close, attention_case
+
+from dspark.kernels.qkv import page_stride
+
+pytestmark = pytest.mark.gpu
+
+
+def check(case: Attention, device: torch.device) -> torch.Tensor:
+    out = case.to(device).run()
+    assert_close(out, case.reference())
+    return out
+
+
+@pytest.mark.parametrize("rows", [1, 6, 8, 48, 64, 65, 200])
+def test_c4_rows(device, rows):
+    check(attention_case(rows, 8, 128, 512, seed=rows), device)
+
+
+@pytest.mark.parametrize("rows", [6, 70])
+@pytest.mark.parametrize("heads", [4, 8, 16, 32, 64])
+def test_head_counts(device, heads, rows):
+    check(attention_case(rows, heads, 128, 70, seed=heads), device)
+
+
+@pytest.mark.parametrize("rows", [3, 66])
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 128, 133, 192, 256, 646])
+def test_list_widths(device, width, rows):
+    check(attention_case(rows, 8, width, seed=width), device)
+
+
+@pytest.mark.parametrize("entries", [1, 2, 64, 65, 513, 1100])
+def test_c128_lists(device, entries):
+    check(attention_case(6, 8, 128, entries, per_page=2, seed=entries), device)
+
+
+@pytest.mark.parametrize("entries", [0, 512])
+def test_rows_do_not_depend_on_their_batch(device, entries):
+    case = attention_case(48, 8, 128, entries, seed=1).to(device)
+    whole = case.run()
+    order = torch.randperm(48)
+    for rows in [*torch.arange(48).split(1), order[:6], order[6:14], order]:
+        assert torch.equal(case.rows(rows.to(device)).run(), whole[rows.to(device)])
+
+
+def test_prefill_rows_do_not_depend_on_their_batch(device):
+    case = attention_case(300, 8, 128, 512, seed=2).to(device)
+    whole = case.run()
+    rows = torch.randperm(300, device=device)[:80]
+    assert torch.equal(case.rows(rows).run(), whole[rows])
+
+
+def test_two_runs_are_equal(device):
+    case = attention_case(48, 8, 128, 512, seed=3).to(device)
+    assert torch.equal(case.run(), case.run())
+
+
+def test_list_width_and_head_count_do_not_change_bits(device):
+    case = attention_case(8, 64, 128, 300, seed=4).to(device)
+    whole = case.run()
+    pad = torch.full((8, 8192), -1, dtype=torch.int32, device=device)
+    assert torch.equal(case._replace(x_idx=torch.cat([case.x_idx, pad], 1)).run(), whole)
+    for first in range(0, 64, 8):
+        heads = slice(first, first + 8)
+        rank = case._replace(q=case.q[:, heads], sink=case.sink[heads])
+        assert torch.equal(rank.run(), whole[:, heads])
+
+
+@pytest.mark.parametrize("rows", [4, 70])
+def test_nan_everywhere_nobody_looks(device, rows):
+    """NaN queries in rows with empty lists, NaN pages, NaN workspace (poisoned `empty`)."""
+    case = attention_case(rows, 8, 128, 64, seed=5)
+    case.swa_len[1::2] = 0
+    case.x_len[1::2] = 0
+    case.swa_idx[1::2] = -1
+    case.x_idx[1::2] = -1
+    case.q[1::2] = torch.nan
+    out = check(case, device)
+    assert torch.equal(out[1::2], torch.zeros_like(out[1::2]))
+
+
+@pytest.mark.parametrize("rows", [2, 66])
+def test_pool_beyond_two_to_the_31(device, rows):
+    """The same slots on the last pages of a pool of more than 2^31 bytes."""
+    case = attention_case(rows, 8, 128, seed=6)
+    pages = 2**31 // page_stride(256) + 10
+    big = torch.zeros(pages, page_stride(256), dtype=torch.uint8, device=device)
+    small = case.swa_pool.shape[0]
+    big[-small:] = case.swa_pool.to(device)
+    shift = (pages - small) * 256
+    moved = case.to(device)._replace(swa_pool=big)
+    moved = moved._replace(swa_idx=torch.where(moved.swa_idx >= 0, moved.swa_idx + shift, -1))
+    assert torch.equal(moved.run(), case.to(device).run())
+
+
+def test_graph_replays_with_fewer_rows(device):
+    case = attention_case(8, 8, 128, 512, seed=7).to(device)
+    expected = case.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = case.run()
+    case.swa_len[5:] = 0
+    case.x_len[5:] = 0
+    case.q[5:] = torch.nan
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out[:5], expected[:5])
+    assert torch.equal(out[5:], torch.zeros_like(out[5:]))

@@ -1,0 +1,85 @@
+"""Compressors on a GPU at serving shapes, against the references."""
+
+import pytest
+import torch
+from kv_cases import Compress, assert_pool_close, compress_case
+
+from dspark.kernels import compress
+from dspark.kernels.compress import reference
+from dspark.kernels.indexer.pages import PACKED_STRIDE
+from dspark.kernels.qkv import page_stride
+
+pytestmark = pytest.mark.gpu
+KINDS = [(4, 512), (4, 128), (128, 512)]
+
+
+def run(implementation, case: Compress, ratio: int, width: int) -> Compress:
+    if ratio == 4:
+        implementation.c4_compress(*case, 64, "index" if width == 128 else "kv", 1e-6)
+    else:
+        implementation.c128_compress(*case, 2, 1e-6)
+    return case
+
+
+@pytest.mark.parametrize(("ratio", "width"), KINDS)
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [(0, 6)],
+        [(3, 1)],
+        [(127, 1), (250, 6), (383, 1), (5, 3)],
+        [(124 + r, 6) for r in range(8)],
+        [(0, 256)],
+        [(13, 200), (100, 28)],
+    ],
+)
+def test_entries_and_ring_match_the_reference(device, ratio, width, requests):
+    case = compress_case(ratio, width, requests, padded=2)
+    got = run(compress, case.to(device), ratio, width)
+    want = run(reference, case.to(torch.device("cpu")), ratio, width)
+    assert torch.equal(got.state.cpu(), want.state)
+    assert_pool_close(got.pool, want.pool, None if width == 128 else 256 // ratio)
+
+
+@pytest.mark.parametrize(("ratio", "width"), KINDS)
+def test_verify_rows_equal_single_rows_and_other_batches(device, ratio, width):
+    requests = [(122 + r, 6) for r in range(8)]
+    whole = compress_case(ratio, width, requests).to(device)
+    alone = whole.to(device)
+    run(compress, whole, ratio, width)
+    for t in range(48):
+        one = slice(t, t + 1)
+        plan = alone.plan[one].clone()
+        plan[:, 3] = 0
+        step = alone._replace(
+            s=alone.s[one], plan=plan, store=alone.store[one], out_loc=alone.out_loc[one]
+        )
+        run(compress, step, ratio, width)
+    assert torch.equal(alone.pool, whole.pool)
+    assert torch.equal(alone.state, whole.state)
+
+
+@pytest.mark.parametrize(("ratio", "width"), KINDS)
+def test_memory_beyond_two_to_the_31(device, ratio, width):
+    """Entries on the last page of a pool, raw rows at the end of a ring, of > 2^31 elements."""
+    case = compress_case(ratio, width, [(124, 6)]).to(device)
+    small = run(compress, case.to(device), ratio, width)
+    per_page = 256 // ratio
+    stride = PACKED_STRIDE if width == 128 else page_stride(per_page)
+    pages, rows = 2**31 // stride + 10, 2**31 // case.s.shape[1] + 256
+    pool = torch.full((pages, stride), 255, dtype=torch.uint8, device=device)
+    state = torch.zeros(rows, case.s.shape[1], device=device)
+    shift = rows - case.state.shape[0]
+    state[shift:] = case.state
+    plan, store = case.plan.clone(), case.store
+    plan[:, 1:3] = torch.where(plan[:, 1:3] >= 0, plan[:, 1:3] + shift, -1)
+    if ratio == 128:
+        plan[:, 2] = 256
+    moved = case._replace(
+        pool=pool, state=state, plan=plan,
+        store=torch.where(store >= 0, store + shift, -1),
+        out_loc=torch.where(case.out_loc >= 0, case.out_loc + (pages - 2) * per_page, -1),
+    )  # fmt: skip
+    run(compress, moved, ratio, width)
+    assert torch.equal(moved.pool[-2:], small.pool)
+    assert torch.equal(moved.state[shift:], small.state)
