@@ -1,0 +1,202 @@
+"""Time the KV, compressor, indexer and attention kernels inside CUDA graphs.
+
+    python -m dspark.bench.kv_ops [--rows 1 6 8 48] [--context 8192] [--only decode] [--sweep]
+
+Prints microseconds a launch (median of graph replays, inputs rotated through copies larger than
+the L2 cache) next to the time the bytes alone would take. `--sweep` tries other launch
+configurations of the sparse decode kernel; those that change the order of sums are marked.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+
+import torch
+
+from dspark.kernels.attention import kernel as attention_kernel
+from dspark.kernels.attention import mla_sparse
+from dspark.kernels.compress import c4_compress, c128_compress
+from dspark.kernels.indexer import index_q, index_select
+from dspark.kernels.indexer.pages import PACKED_STRIDE
+from dspark.kernels.plan import LaunchConfig
+from dspark.kernels.qkv import kv_norm_rope_store, page_stride, q_norm_rope
+
+COPIES = 8  # of every input, so that a replay does not find it in the cache
+HEADS, INDEX_HEADS, TOPK, WINDOW, VERIFY = 8, 64, 512, 128, 6
+Case = tuple[str, int, Callable[[int], object]]  # name, bytes moved, launch on copy i
+
+
+def graph_time(launch: Callable[[int], object], repeats: int = 30) -> float:
+    """Median microseconds of one launch."""
+    for copy in range(COPIES):
+        launch(copy)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for copy in range(COPIES):
+            launch(copy)
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / COPIES)
+    return statistics.median(times)
+
+
+def random_pool(pages: int, stride: int) -> torch.Tensor:
+    """Bytes that decode to finite values of all kinds."""
+    return torch.randint(0, 120, (pages, stride), dtype=torch.uint8, device="cuda")
+
+
+def random_slots(rows: int, width: int, slots: int) -> torch.Tensor:
+    return torch.randint(0, slots, (rows, width), device="cuda").int().sort(1).values
+
+
+def attention_cases(rows: int, context: int) -> Iterator[Case]:
+    window = [random_pool(64, page_stride(256)) for _ in range(COPIES)]
+    table = torch.randn(context, 64, device="cuda")
+    pos = torch.randint(0, context, (rows,), device="cuda")
+    q = [torch.randn(rows, HEADS, 512, device="cuda").bfloat16() for _ in range(COPIES)]
+    sink = torch.randn(HEADS, device="cuda")
+    for name, width, entries, per_page in [
+        ("window", WINDOW, 0, 0),
+        ("draft", WINDOW + 5, 0, 0),
+        ("c128", WINDOW, context // 128, 2),
+        ("c4", WINDOW, TOPK, 64),
+    ]:
+        idx = [random_slots(rows, width, 64 * 256) for _ in range(COPIES)]
+        length = torch.full((rows,), width, device="cuda").int()
+        extra: list[tuple] = [(None, 0, None, None)] * COPIES
+        if entries:
+            pools = [random_pool(256, page_stride(per_page)) for _ in range(COPIES)]
+            x_len = torch.full((rows,), entries, device="cuda").int()
+            extra = [
+                (pool, per_page, random_slots(rows, entries, 256 * per_page), x_len)
+                for pool in pools
+            ]
+
+        def launch(i: int, idx=idx, length=length, extra=extra) -> object:
+            return mla_sparse(
+                q[i], window[i], 256, idx[i], length, *extra[i], sink, 512**-0.5, table, pos
+            )
+
+        yield f"attention {name}", rows * (width + entries) * 584, launch
+
+
+def other_cases(rows: int, context: int) -> Iterator[Case]:
+    table = torch.randn(context, 64, device="cuda")
+    requests = -(-rows // VERIFY)
+    in_req = torch.arange(rows, device="cuda") % VERIFY if rows % VERIFY == 0 else None
+    if in_req is None:  # decode: one row a request
+        requests, in_req = rows, torch.zeros(rows, dtype=torch.int64, device="cuda")
+    owner = in_req.eq(0).cumsum(0) - 1
+    pos = context - VERIFY - 1 + in_req
+
+    q = torch.randn(rows, HEADS, 512, device="cuda").bfloat16()
+    yield "q_norm_rope", 2 * q.nbytes, lambda i: q_norm_rope(q, table, pos)
+
+    kv, w = q[:, 0].contiguous(), torch.ones(512, device="cuda").bfloat16()
+    pool = random_pool(64, page_stride(256))
+    loc = torch.arange(rows, device="cuda").int()
+    yield (
+        "kv_norm_rope_store",
+        rows * (1024 + 584),
+        lambda i: kv_norm_rope_store(kv, w, table, pos, loc, pool, 256),
+    )
+
+    for name, ratio, width, kind in [("c4", 4, 512, "kv"), ("c4 index", 4, 128, "index"),
+                                     ("c128", 128, 512, "kv")]:  # fmt: skip
+        halves = 2 if ratio == 4 else 1
+        columns = 2 * halves * width
+        s = torch.randn(rows, columns, device="cuda")
+        ring = torch.randn(rows * 256, columns, device="cuda")
+        base = owner * 256
+        group = [base + (pos - back) % 16 for back in (7, 3)]
+        if ratio == 128:
+            group = [base, torch.full_like(base, 256)]
+        plan = torch.stack([pos, *group, in_req], 1).int()
+        store = (base + pos % 256).int()
+        ape = torch.randn(ratio * halves, width, device="cuda")
+        norm = torch.ones(width, device="cuda").bfloat16()
+        target = random_pool(256, PACKED_STRIDE if kind == "index" else page_stride(64))
+        for closing in (False, True):  # no window closes, or one closes in every request
+            last = in_req == in_req.max()
+            out_loc = torch.where(last & closing, torch.arange(rows, device="cuda"), -1).int()
+            arguments = (s, ape, ring, plan, store, norm, table, out_loc, target)
+
+            def launch(i: int, ratio=ratio, kind=kind, arguments=arguments) -> None:
+                if ratio == 4:
+                    c4_compress(*arguments, 64, kind)
+                else:
+                    c128_compress(*arguments, 64)
+
+            moved = rows * columns * 8 + closing * requests * ape.shape[0] * width * 8
+            yield f"compress {name}{' closing' if closing else ''}", moved, launch
+
+    iq = torch.randn(rows, INDEX_HEADS, 128, device="cuda").bfloat16()
+    iw = torch.randn(rows, INDEX_HEADS, device="cuda").bfloat16()
+    yield "index_q", iq.nbytes * 3 // 2, lambda i: index_q(iq, iw, table, pos)
+
+    entries = context // 4
+    pages = -(-entries // 64)
+    keys = [random_pool(requests * pages, PACKED_STRIDE) for _ in range(COPIES)]
+    order = torch.randperm(requests * pages, device="cuda").int().view(requests, pages)
+    query = index_q(iq, iw, table, pos)
+    lengths = ((pos + 1) // 4).int()
+
+    def select(i: int) -> object:
+        return index_select(query, keys[i], order, owner.int(), lengths, entries, TOPK)
+
+    yield "index_select", requests * entries * 132 + rows * entries * 8, select
+
+
+def sweep(rows: int, context: int) -> None:
+    """Launch configurations of the decode and combine kernels on the C4 case."""
+    stock = dict(attention_kernel.LAUNCH)
+    for split, tile, warps, stages in [
+        (64, 32, 8, 2), (64, 32, 8, 1), (64, 32, 4, 2), (64, 64, 8, 1), (64, 64, 4, 1),
+        (64, 16, 8, 2), (32, 32, 8, 1), (32, 32, 4, 1), (128, 32, 8, 2), (128, 64, 8, 1),
+        (128, 64, 8, 2),
+    ]:  # fmt: skip
+        constants = {"CH": split, "BT": tile, "BH": 16}
+        attention_kernel.LAUNCH["decode"] = LaunchConfig(warps, stages, constants)
+        *_, (_, _, launch) = attention_cases(rows, context)
+        note = "" if (split, tile) == (64, 32) else "  (other sums)"
+        print(
+            f"decode CH={split} BT={tile} warps={warps} stages={stages} rows={rows}: "
+            f"{graph_time(launch):.1f} us{note}"
+        )
+    attention_kernel.LAUNCH.update(stock)
+    for width, warps in [(64, 1), (128, 1), (128, 2), (128, 4), (256, 4), (512, 4), (512, 8)]:
+        constants = {"GROUP": 16, "BD": width}
+        attention_kernel.LAUNCH["combine"] = LaunchConfig(warps, 1, constants)
+        *_, (_, _, launch) = attention_cases(rows, context)
+        print(f"combine BD={width} warps={warps} rows={rows}: {graph_time(launch):.1f} us")
+    attention_kernel.LAUNCH.update(stock)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m dspark.bench.kv_ops", description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 6, 8, 48])
+    parser.add_argument("--context", type=int, default=8192, help="tokens before the rows")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--sweep", action="store_true", help="also other decode configurations")
+    options = parser.parse_args()
+    copy = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)
+    bandwidth = 2 * copy.nbytes / (graph_time(lambda i: copy.clone()) * 1e-6)
+    print(f"{torch.cuda.get_device_name()}: {bandwidth / 1e12:.2f} TB/s copied")
+    for rows in options.rows:
+        for cases in (attention_cases, other_cases):
+            for name, moved, launch in cases(rows, options.context):
+                if options.only in name:
+                    floor = moved / bandwidth * 1e6
+                    print(f"T={rows:3} {name:24} {graph_time(launch):8.1f} us  floor {floor:6.2f}")
+        if options.sweep:
+            sweep(rows, options.context)
+
+
+if __name__ == "__main__":
+    main()
