@@ -40,7 +40,7 @@ def stream(seed, position, purpose):
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = (seed >> 32).to(tl.uint32)
     position = position.to(tl.uint32)
-    purpose = (purpose + position * 0).to(tl.uint32)
+    purpose = (position * 0 + purpose).to(tl.uint32)
     a = _lane(FIRST_A, low, high, position, purpose)
     return a, _lane(FIRST_B, low, high, position, purpose)
 

@@ -1,0 +1,220 @@
+"""Triton kernels of K24 and K25.
+
+A Markov step is one launch over blocks of the vocabulary. Each program adds the bias of the
+previous token, keeps the corrected logits, and reports the best (value, id) of its block in eight
+bytes; the next step's programs begin by taking the maximum of those reports. Over several ranks
+the reports of a step are first reduced, then gathered.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dspark.kernels.collective import Group, gather
+from dspark.kernels.collective.argmax import pack as pack_host
+from dspark.kernels.collective.argmax_kernel import NOTHING, pack, token_of
+from dspark.kernels.draft import Confidence, MarkovBlock
+from dspark.kernels.linear import Bf16Weight
+from dspark.kernels.plan import AotEntry, LaunchConfig
+from dspark.kernels.rng.kernel import DRAFT, exponential, stream
+
+LAUNCH = {
+    "markov_step": LaunchConfig(4, 2, {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_P": 64}),
+    "winner": LaunchConfig(1, 1, {"BLOCK_P": 256}),
+    "confidence": LaunchConfig(4, 1, {"BLOCK_K": 1024}),
+}
+
+
+@triton.jit
+def _best(reports, rows, requests, count, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr):
+    """Largest of `count` reports [count, requests] of each row, i64 [BLOCK_M]."""
+    best = tl.full([BLOCK_M], NOTHING, tl.int64)
+    for first in range(0, count, BLOCK_P):
+        c = first + tl.arange(0, BLOCK_P)
+        inside = (c[None, :] < count) & (rows[:, None] < requests)
+        part = tl.load(reports + c[None, :] * requests + rows[:, None], mask=inside, other=NOTHING)
+        best = tl.maximum(best, tl.max(part, 1))
+    return best
+
+
+@triton.jit
+def _markov_step(
+    base, w1, w2, reports, temperature, greedy, seed, prefix_len, logits, tokens, new_reports,
+    k, requests, gamma, shard, vocab_start, count,
+    RANK: tl.constexpr, SAMPLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Program (vocabulary block, request block)."""
+    block = tl.program_id(0)
+    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    rank = tl.arange(0, RANK)
+    real = rows < requests
+    inside = real[:, None] & (columns[None, :] < shard)
+
+    previous = token_of(_best(reports, rows, requests, count, BLOCK_M, BLOCK_P))
+    if (block == 0) & (k > 0):
+        tl.store(tokens + rows * gamma + k - 1, previous, mask=real)
+
+    e = tl.load(w1 + previous[:, None] * RANK + rank[None, :], mask=real[:, None], other=0)
+    w = tl.load(
+        w2 + columns[None, :].to(tl.int64) * RANK + rank[:, None],
+        mask=columns[None, :] < shard,
+        other=0,
+    )
+    at = (rows[:, None].to(tl.int64) * gamma + k) * shard + columns[None, :]
+    value = tl.load(base + at, mask=inside, other=-float("inf")) + tl.dot(e, w)
+    tl.store(logits + at, value, mask=inside)
+
+    if SAMPLED:
+        # An exponential race: -log of the finishing time, so the maximum is the sample.
+        position = tl.load(prefix_len + rows, mask=real, other=0) + k + 1
+        a, b = stream(tl.load(seed + rows, mask=real, other=0), position, k + DRAFT)
+        noise = exponential(a[:, None], b[:, None], (vocab_start + columns)[None, :])
+        t = tl.maximum(tl.load(temperature + rows, mask=real, other=1.0), 1e-6)
+        raced = value / t[:, None] - tl.log(noise)
+        if greedy is None:
+            value = raced
+        else:
+            plain = tl.load(greedy + rows, mask=real, other=0) != 0
+            value = tl.where(plain[:, None], value, raced)
+    value = tl.where(inside, value, -float("inf"))
+    report = tl.max(pack(value, (vocab_start + columns)[None, :]), 1)
+    tl.store(new_reports + block * requests + rows, report, mask=real)
+
+
+@triton.jit
+def _winner(
+    reports, best, tokens, k, requests, gamma, count, BLOCK_P: tl.constexpr
+):  # fmt: skip
+    """Program r: the best report of a request, and its token as draft k."""
+    r = tl.program_id(0)
+    row = r + tl.arange(0, 1)
+    packed = _best(reports, row, requests, count, 1, BLOCK_P)
+    tl.store(best + row, packed)
+    tl.store(tokens + row * gamma + k, token_of(packed))
+
+
+@triton.jit
+def _confidence(
+    hidden, prev_tokens, w1, proj, temperature, probability, logit, gamma, width, rank,
+    RANK_P2: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Program (request, step): a dot product of the hidden row and the previous token's row."""
+    row = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([BLOCK_K], tl.float32)
+    for first in range(0, width, BLOCK_K):
+        i = first + tl.arange(0, BLOCK_K)
+        x = tl.load(hidden + row * width + i, mask=i < width, other=0).to(tl.float32)
+        total += x * tl.load(proj + i, mask=i < width, other=0)
+    j = tl.arange(0, RANK_P2)
+    e = tl.load(w1 + tl.load(prev_tokens + row) * rank + j, mask=j < rank, other=0)
+    bias = e.to(tl.float32) * tl.load(proj + width + j, mask=j < rank, other=0)
+    z = tl.sum(total, 0) + tl.sum(bias, 0)
+    p = 1 / (1 + tl.exp(-z / tl.load(temperature + row % gamma)))
+    tl.store(logit + row, z)
+    tl.store(probability + row, tl.where(p == p, p, 0.0))
+
+
+def markov_block(
+    base: Tensor,
+    prev: Tensor,
+    w1: Tensor,
+    w2: Bf16Weight,
+    *,
+    temperature: Tensor | None = None,
+    greedy: Tensor | None = None,
+    seed: Tensor | None = None,
+    prefix_len: Tensor | None = None,
+    vocab_start: int = 0,
+    group: Group = None,
+) -> MarkovBlock:
+    requests, gamma, shard = base.shape
+    device = base.device
+    rank = w1.shape[1]
+    if rank < 16 or rank & (rank - 1):
+        raise ValueError(f"the Markov rank must be a power of two >= 16 on CUDA, got {rank}")
+    base, launch, finish = base.contiguous(), LAUNCH["markov_step"], LAUNCH["winner"]
+    blocks = triton.cdiv(shard, launch.constexprs["BLOCK_N"])
+    logits = torch.empty_like(base)
+    tokens = torch.empty(requests, gamma, dtype=torch.int64, device=device)
+    best = torch.empty(1, requests, dtype=torch.int64, device=device)
+    # Step k reads the reports of step k - 1 while writing its own.
+    spare = torch.empty(2, blocks, requests, dtype=torch.int64, device=device)
+    reports = pack_host(torch.zeros(requests, device=device), prev)[None]
+    if requests == 0:
+        return MarkovBlock(tokens, logits)
+
+    def reduce_reports(k: int) -> None:
+        _winner[(requests,)](
+            reports, best, tokens, k, requests, gamma, reports.shape[0],
+            num_warps=finish.num_warps, **finish.constexprs,
+        )  # fmt: skip
+
+    for k in range(gamma):
+        new_reports = spare[k % 2]
+        _markov_step[(blocks, triton.cdiv(requests, launch.constexprs["BLOCK_M"]))](
+            base, w1, w2.weight, reports, temperature, greedy, seed, prefix_len, logits, tokens,
+            new_reports, k, requests, gamma, shard, vocab_start, reports.shape[0],
+            RANK=rank, SAMPLED=temperature is not None,
+            num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
+        )  # fmt: skip
+        reports = new_reports
+        if group is not None and group.size() > 1:
+            reduce_reports(k)
+            reports = gather(best[0], group)
+    reduce_reports(gamma - 1)
+    return MarkovBlock(tokens, logits)
+
+
+def confidence(
+    hidden: Tensor, prev_tokens: Tensor, w1: Tensor, proj: Tensor, temperature: Tensor
+) -> Confidence:
+    requests, gamma, width = hidden.shape
+    probability = torch.empty(requests, gamma, dtype=torch.float32, device=hidden.device)
+    logit = torch.empty_like(probability)
+    if requests * gamma:
+        launch = LAUNCH["confidence"]
+        _confidence[(requests * gamma,)](
+            hidden.contiguous(), prev_tokens.contiguous(), w1, proj, temperature, probability,
+            logit, gamma, width, w1.shape[1], RANK_P2=triton.next_power_of_2(w1.shape[1]),
+            num_warps=launch.num_warps, **launch.constexprs,
+        )  # fmt: skip
+    return Confidence(probability, logit)
+
+
+_POINTERS = {
+    "base": "*fp32", "w1": "*bf16", "w2": "*bf16", "reports": "*i64", "temperature": "*fp32",
+    "greedy": "*i1", "seed": "*i64", "prefix_len": "*i64", "logits": "*fp32", "tokens": "*i64",
+    "new_reports": "*i64", "best": "*i64", "hidden": "*bf16", "prev_tokens": "*i64",
+    "proj": "*fp32", "probability": "*fp32", "logit": "*fp32",
+}  # fmt: skip
+
+
+def _entry(op: str, fn, shape: str, **flags: int | None) -> AotEntry:
+    launch = LAUNCH[op]
+    constexprs = {**launch.constexprs, **flags}
+    arguments = [name for name in fn.arg_names if name not in constexprs]
+    aligned = (*_POINTERS, "shard", "width", "rank")
+    return AotEntry(
+        name=f"draft.{op}[{shape}]",
+        fn=fn,
+        signature={name: _POINTERS.get(name, "i32") for name in arguments},
+        constexprs=constexprs,
+        divisible=tuple(name for name in arguments if name in aligned),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        expects_mma=op == "markov_step",
+        hot=True,
+    )
+
+
+_NO_SAMPLING = dict.fromkeys(("temperature", "greedy", "seed", "prefix_len"))
+AOT = [
+    _entry("markov_step", _markov_step, "greedy", RANK=256, SAMPLED=0, **_NO_SAMPLING),
+    _entry("markov_step", _markov_step, "sampled", RANK=256, SAMPLED=1, greedy=None),
+    _entry("markov_step", _markov_step, "mixed", RANK=256, SAMPLED=1),
+    _entry("winner", _winner, "block"),
+    _entry("confidence", _confidence, "rank 256", RANK_P2=256),
+]
