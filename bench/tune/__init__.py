@@ -1,0 +1,1 @@
+"""Paired tuning of kernel launch configurations: evidence first, or the incumbent stays."""
