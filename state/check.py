@@ -14,7 +14,11 @@ def check_padding(pools: StatePools) -> None:
     """Slot 0 and page 0 belong to nobody and stay empty for ever."""
     for kind in KINDS:
         rows = pools.tensors[kind][:, : pools.geometry.ring(kind).ring]
-        _require_empty(rows, kind, 0, pools, "is padding, which nobody may write")
+        for layer, row in (~empty_rows(rows)).nonzero().tolist():
+            raise StateInvariantError(
+                f"{place(pools, kind, layer, row)} is padding, which nobody may write, "
+                f"but is not empty"
+            )
 
 
 def check_rows_whole(pools: StatePools, slots: SlotTable) -> None:
@@ -64,11 +68,16 @@ def check_free_pages(pools: StatePools, free: Tensor, pending: Tensor) -> None:
     for page in (count > 1).nonzero().flatten().tolist():
         raise StateInvariantError(f"page {page} is {count[page]} times in the free list")
     count[pending.clamp(0, pages)] = 0
-    for page in count.nonzero().flatten().tolist():
-        for kind in ("c4", "idx"):
-            ring = pools.geometry.ring(kind).ring
-            rows = pools.tensors[kind][:, page * ring : (page + 1) * ring]
-            _require_empty(rows, kind, page * ring, pools, "belongs to a free page")
+    clean = count[: pages + 1] > 0
+    for kind in ("c4", "idx"):
+        ring = pools.geometry.ring(kind).ring
+        rows = clean.repeat_interleave(ring).nonzero().flatten().to(pools.tensors[kind].device)
+        dirty = ~empty_rows(pools.tensors[kind][:, rows])
+        for layer, i in dirty.nonzero().tolist():
+            raise StateInvariantError(
+                f"{place(pools, kind, layer, int(rows[i]))} belongs to a free page, "
+                f"but is not empty"
+            )
 
 
 def check_tags(pools: StatePools, slots: SlotTable, tags: RowTags) -> None:
@@ -108,10 +117,3 @@ def place(
     if kind == "c128":
         name = f"slot {owner}" + (f" generation {slots.generation[owner]}" if slots else "")
     return f"{kind} layer {layer} {name} row {offset}"
-
-
-def _require_empty(rows: Tensor, kind: str, first: int, pools: StatePools, why: str) -> None:
-    for layer, row in (~empty_rows(rows)).nonzero().tolist():
-        raise StateInvariantError(
-            f"{place(pools, kind, layer, first + row)} {why}, but is not empty"
-        )

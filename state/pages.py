@@ -55,24 +55,31 @@ class PageClearer:
 
     def flush(self) -> int:
         """Launch the recorded clears on the current stream; returns the launches (0, 1 or 2)."""
-        geometry, tensors = self._pools.geometry, self._pools.tensors
         launches = 0
         if self._pending:
             pages = torch.cat(self._pending) if len(self._pending) > 1 else self._pending[0]
             self._pending = []
-            if pages.is_cuda:  # recorded on the scheduling stream, read on this one
-                pages.record_stream(torch.cuda.current_stream())
-            clear_pages([tensors["c4"], tensors["idx"]], pages, ring=geometry.c4.ring)
-            if self._tags is not None:
-                self._tags.cleared_pages(pages)
+            self._clear_pages(pages)
             launches += 1
         slots = self._slots.take_pending()
         if slots:
-            clear_slots(tensors["c128"], self._upload(slots), ring=geometry.c128.ring)
-            if self._tags is not None:
-                self._tags.cleared_slots(slots)
+            self._clear_slots(slots)
             launches += 1
         return launches
+
+    def _clear_pages(self, pages: Tensor) -> None:
+        if pages.is_cuda:  # recorded on the scheduling stream, read on this one
+            pages.record_stream(torch.cuda.current_stream())
+        tensors = self._pools.tensors
+        clear_pages([tensors["c4"], tensors["idx"]], pages, ring=self._pools.geometry.c4.ring)
+        if self._tags is not None:
+            self._tags.cleared_pages(pages)
+
+    def _clear_slots(self, slots: list[int]) -> None:
+        on_device = self._upload(slots)
+        clear_slots(self._pools.tensors["c128"], on_device, ring=self._pools.geometry.c128.ring)
+        if self._tags is not None:
+            self._tags.cleared_slots(slots)
 
     def begin_forward(self) -> int:
         """Flush at the head of a forward; its stream becomes the one `fence` orders against."""

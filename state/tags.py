@@ -16,7 +16,7 @@ from dspark.state.geometry import StateGeometry
 from dspark.state.slots import SlotTable
 
 EMPTY = -1  # nobody wrote since the last clear
-DEAD = -2  # written, but by a draft that was rejected or a row that was never committed
+DEAD = -2  # of no use to anybody: a rejected draft, or a page waiting for its clear
 PAGE_TAIL = 4  # rows at the end of a page that the next page's first window reads
 
 
@@ -41,8 +41,13 @@ class RowTags:
         self._last: Stores | None = None
 
     def released(self, pages: Tensor) -> None:
+        """Until they are cleared, anything may be in these pages, e.g. half of a failed load."""
         pages = pages.cpu().long()
-        self.epoch[pages[pages > 0]] += 1
+        pages = pages[pages > 0]
+        self.epoch[pages] += 1
+        tags = self._by_page()[pages]
+        tags[tags[..., 0] == EMPTY] = DEAD
+        self._by_page()[pages] = tags
 
     def cleared_pages(self, pages: Tensor) -> None:
         pages = pages.cpu().long()
@@ -140,5 +145,5 @@ def describe(tag: list[int], age: str) -> str:
     if tag[0] == EMPTY:
         return "nothing"
     if tag[0] == DEAD:
-        return "a rejected draft"
+        return "a rejected draft or a released page"
     return f"{age} {tag[0]} position {tag[1]}"

@@ -3,9 +3,13 @@
 import importlib
 import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the `simulation` package
 
 
 @pytest.fixture(scope="session")
