@@ -97,8 +97,8 @@ def _logits(
     key = tl.arange(0, PAGE_KEYS)
     real = head < H
     for page in range(tl.program_id(1), tl.cdiv(longest, PAGE_KEYS), tl.num_programs(1)):
-        page_id = tl.load(page_table + request.to(tl.int64) * max_pages + page).to(tl.int64)
-        base = page_id * stride
+        page_id = tl.load(page_table + request.to(tl.int64) * max_pages + page)
+        base = page_id.to(tl.int64) * stride
         k = tl.load(codes + base + d[:, None] + key[None, :] * W)
         k_scale = tl.load(scales + base // 4 + PAGE_KEYS * W // 4 + key)
         entry = page * PAGE_KEYS + key

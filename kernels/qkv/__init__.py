@@ -16,6 +16,7 @@ __all__ = [
     "kv_norm_rope_store",
     "load_slots",
     "page_stride",
+    "q_kv_prepare",
     "q_norm_rope",
     "store_slots",
 ]
@@ -65,18 +66,38 @@ def kv_norm_rope_store(
     -1 = padded row, not stored. pool: uint8 packed or float32 plain, changed in place. Everything
     stays f32 until the store. Raises ValueError for a shape mismatch.
     """
-    rows = kv.shape[0]
-    if kv.shape != (rows, HEAD) or pos.shape != (rows,) or loc.shape != (rows,):
-        raise ValueError(
-            f"kv must be [T, {HEAD}] with pos and loc [T], got {list(kv.shape)}, "
-            f"{list(pos.shape)} and {list(loc.shape)}"
-        )
+    _check_latent(kv, pos, loc)
     if use_triton(kv):
         from dspark.kernels.qkv import kernel
 
         kernel.kv_norm_rope_store(kv, norm_w, cos_sin, pos, loc, pool, slots_per_page, eps)
         return
     reference.kv_norm_rope_store(kv, norm_w, cos_sin, pos, loc, pool, slots_per_page, eps)
+
+
+def q_kv_prepare(
+    q: Tensor,
+    kv: Tensor,
+    norm_w: Tensor,
+    cos_sin: Tensor,
+    pos: Tensor,
+    loc: Tensor,
+    pool: Tensor,
+    slots_per_page: int,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`kv_norm_rope_store`, then `q_norm_rope`, in one launch: same arguments, result and errors.
+
+    Returns the prepared query [T, H, 512].
+    """
+    _check_heads(q, cos_sin, pos)
+    _check_latent(kv, pos, loc)
+    if use_triton(q):
+        from dspark.kernels.qkv import kernel
+
+        return kernel.q_kv_prepare(q, kv, norm_w, cos_sin, pos, loc, pool, slots_per_page, eps)
+    reference.kv_norm_rope_store(kv, norm_w, cos_sin, pos, loc, pool, slots_per_page, eps)
+    return reference.q_norm_rope(q, cos_sin, pos, eps)
 
 
 def _check_heads(x: Tensor, cos_sin: Tensor, pos: Tensor) -> None:
@@ -88,4 +109,13 @@ def _check_heads(x: Tensor, cos_sin: Tensor, pos: Tensor) -> None:
         raise ValueError(
             f"cos_sin must be f32 [max_positions, {ROPE}], "
             f"got {cos_sin.dtype} {list(cos_sin.shape)}"
+        )
+
+
+def _check_latent(kv: Tensor, pos: Tensor, loc: Tensor) -> None:
+    rows = kv.shape[0]
+    if kv.shape != (rows, HEAD) or pos.shape != (rows,) or loc.shape != (rows,):
+        raise ValueError(
+            f"kv must be [T, {HEAD}] with pos and loc [T], got {list(kv.shape)}, "
+            f"{list(pos.shape)} and {list(loc.shape)}"
         )

@@ -1,5 +1,7 @@
 """Triton kernels of K10 and K11, and the device functions other families share with them."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -11,7 +13,9 @@ from dspark.kernels.qkv.pages import AMAX_FLOOR, DATA_BYTES, FP8_MAX, HEAD, NOPE
 LAUNCH = {
     "q_norm_rope": LaunchConfig(1, 1, {}),
     "inv_rope": LaunchConfig(1, 1, {}),
-    "kv_norm_rope_store": LaunchConfig(4, 1, {}),
+    # The order of a latent's sums depends on the warps, so these two share their number.
+    "kv_norm_rope_store": LaunchConfig(2, 1, {}),
+    "q_kv_prepare": LaunchConfig(2, 1, {}),
 }
 
 D = tl.constexpr(HEAD)
@@ -70,16 +74,53 @@ def store_slot(x, codes, rope, scales, slot, stride, per_page):
     tl.store(scales + at + g, byte.to(tl.uint8))
 
 
-@triton.jit(do_not_specialize=["H"])
-def _q_norm_rope(q, cos_sin, pos, out, H, eps):
-    head = tl.program_id(0).to(tl.int64)  # row * H + head
+@triton.jit
+def _query_head(q, cos_sin, pos, out, row, head, H, eps):
     d = tl.arange(0, D)
-    x = tl.load(q + head * D + d).to(tl.float32)
+    at = (row * H + head) * D
+    x = tl.load(q + at + d).to(tl.float32)
     # Rounded to bf16 before it is rotated.
     normed = (x * rms_scale(x, eps, D)).to(tl.bfloat16).to(tl.float32)
-    position = tl.load(pos + head // H)
+    position = tl.load(pos + row)
     y = rotate(tl.reshape(normed, (1, D)), cos_sin, position, NOPE_D // 2, 1, D, False)
-    tl.store(out + head * D + d[None, :], y.to(tl.bfloat16))
+    tl.store(out + at + d[None, :], y.to(tl.bfloat16))
+
+
+@triton.jit
+def _latent_row(
+    kv, norm_w, cos_sin, pos, loc, codes, rope, scales, row, row_stride, stride, per_page, eps
+):
+    slot = tl.load(loc + row)
+    if slot >= 0:
+        d = tl.arange(0, D)[None, :]
+        x = tl.load(kv + row * row_stride + d).to(tl.float32)
+        y = x * rms_scale(x, eps, D) * tl.load(norm_w + d).to(tl.float32)
+        y = rotate(y, cos_sin, tl.load(pos + row), NOPE_D // 2, 1, D, False)
+        store_slot(y, codes, rope, scales, slot, stride, per_page)
+
+
+@triton.jit(do_not_specialize=["H"])
+def _q_norm_rope(q, cos_sin, pos, out, H, eps):
+    program = tl.program_id(0).to(tl.int64)
+    _query_head(q, cos_sin, pos, out, program // H, program % H, H, eps)
+
+
+@triton.jit(do_not_specialize=["H", "per_page"])
+def _q_kv_prepare(
+    q, kv, norm_w, cos_sin, pos, loc, out, codes, rope, scales, H, row_stride, stride, per_page,
+    eps,
+):  # fmt: skip
+    """Programs 0..H-1 of a row take a query head each, program H the latent."""
+    program = tl.program_id(0).to(tl.int64)
+    row = program // (H + 1)
+    head = program % (H + 1)
+    if head < H:
+        _query_head(q, cos_sin, pos, out, row, head, H, eps)
+    else:
+        _latent_row(
+            kv, norm_w, cos_sin, pos, loc, codes, rope, scales, row, row_stride, stride, per_page,
+            eps,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["H"])
@@ -96,14 +137,9 @@ def _kv_norm_rope_store(
     kv, norm_w, cos_sin, pos, loc, codes, rope, scales, row_stride, stride, per_page, eps
 ):
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(loc + row)
-    if slot < 0:
-        return
-    d = tl.arange(0, D)[None, :]
-    x = tl.load(kv + row * row_stride + d).to(tl.float32)
-    y = x * rms_scale(x, eps, D) * tl.load(norm_w + d).to(tl.float32)
-    y = rotate(y, cos_sin, tl.load(pos + row), NOPE_D // 2, 1, D, False)
-    store_slot(y, codes, rope, scales, slot, stride, per_page)
+    _latent_row(
+        kv, norm_w, cos_sin, pos, loc, codes, rope, scales, row, row_stride, stride, per_page, eps
+    )
 
 
 def q_norm_rope(q: Tensor, cos_sin: Tensor, pos: Tensor, eps: float) -> Tensor:
@@ -128,6 +164,8 @@ def inv_rope(o: Tensor, cos_sin: Tensor, pos: Tensor) -> Tensor:
 
 def pool_views(pool: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A packed pool as e4m3 codes, bf16 rope values and scale bytes: one memory, three types."""
+    if pool.dtype != torch.uint8:
+        raise ValueError(f"GPU kernels read packed uint8 pools, got {pool.dtype}")
     return pool.view(torch.float8_e4m3fn), pool.view(torch.bfloat16), pool
 
 
@@ -150,38 +188,56 @@ def kv_norm_rope_store(
     )  # fmt: skip
 
 
-_POOL = {"codes": "*fp8e4nv", "rope": "*bf16", "scales": "*u8"}
+def q_kv_prepare(
+    q: Tensor,
+    kv: Tensor,
+    norm_w: Tensor,
+    cos_sin: Tensor,
+    pos: Tensor,
+    loc: Tensor,
+    pool: Tensor,
+    slots_per_page: int,
+    eps: float,
+) -> Tensor:
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    rows, heads, _ = q.shape
+    if rows:
+        launch = LAUNCH["q_kv_prepare"]
+        _q_kv_prepare[(rows * (heads + 1),)](
+            q, kv, norm_w, cos_sin, pos, loc, out, *pool_views(pool), heads, kv.stride(0),
+            pool.stride(0), slots_per_page, eps, num_warps=launch.num_warps,
+        )  # fmt: skip
+    return out
+
+
+_POINTERS = {
+    "q": "*bf16", "o": "*bf16", "kv": "*bf16", "norm_w": "*bf16", "cos_sin": "*fp32",
+    "pos": "*i64", "loc": "*i32", "out": "*bf16",
+    "codes": "*fp8e4nv", "rope": "*bf16", "scales": "*u8",
+}  # fmt: skip
+
+
+def _entry(op: str, fn: Any) -> AotEntry:
+    launch = LAUNCH[op]
+    types = {**_POINTERS, "eps": "fp32"}
+    aligned = (*_POINTERS, "row_stride", "stride")
+    return AotEntry(
+        name=f"qkv.{op}",
+        fn=fn,
+        signature={name: types.get(name, "i32") for name in fn.arg_names},
+        constexprs={},
+        divisible=tuple(name for name in fn.arg_names if name in aligned),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        expects_mma=False,
+        hot=True,
+    )
+
+
 AOT = [
-    AotEntry(
-        name="qkv.q_norm_rope",
-        fn=_q_norm_rope,
-        signature={
-            "q": "*bf16", "cos_sin": "*fp32", "pos": "*i64", "out": "*bf16", "H": "i32",
-            "eps": "fp32",
-        },
-        constexprs={},
-        divisible=("q", "cos_sin", "pos", "out"),
-        num_warps=1, num_stages=1, expects_mma=False, hot=True,
-    ),
-    AotEntry(
-        name="qkv.inv_rope",
-        fn=_inv_rope,
-        signature={"o": "*bf16", "cos_sin": "*fp32", "pos": "*i64", "out": "*bf16", "H": "i32"},
-        constexprs={},
-        divisible=("o", "cos_sin", "pos", "out"),
-        num_warps=1, num_stages=1, expects_mma=False, hot=True,
-    ),
-    AotEntry(
-        name="qkv.kv_norm_rope_store",
-        fn=_kv_norm_rope_store,
-        signature={
-            "kv": "*bf16", "norm_w": "*bf16", "cos_sin": "*fp32", "pos": "*i64", "loc": "*i32",
-            **_POOL, "row_stride": "i32", "stride": "i32", "per_page": "i32", "eps": "fp32",
-        },
-        constexprs={},
-        divisible=(
-            "kv", "norm_w", "cos_sin", "pos", "loc", *_POOL, "row_stride", "stride",
-        ),
-        num_warps=4, num_stages=1, expects_mma=False, hot=True,
-    ),
-]  # fmt: skip
+    _entry("q_norm_rope", _q_norm_rope),
+    _entry("inv_rope", _inv_rope),
+    _entry("kv_norm_rope_store", _kv_norm_rope_store),
+    _entry("q_kv_prepare", _q_kv_prepare),
+]

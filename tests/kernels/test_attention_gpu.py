@@ -4,6 +4,7 @@ import pytest
 import torch
 from kv_cases import Attention, assert_close, attention_case
 
+from dspark.kernels.attention import kernel
 from dspark.kernels.qkv import page_stride
 
 pytestmark = pytest.mark.gpu
@@ -109,3 +110,13 @@ def test_graph_replays_with_fewer_rows(device):
     torch.cuda.synchronize()
     assert torch.equal(out[:5], expected[:5])
     assert torch.equal(out[5:], torch.zeros_like(out[5:]))
+
+
+def test_few_variants_serve_every_shape(device):
+    """Rows, widths and contexts of any size share a bounded number of compiled kernels."""
+    for rows in (1, 2, 3, 5, 16, 17, 48, 64):
+        for entries in (0, 1, 15, 16, 17, 100, 512):
+            attention_case(rows, 8, 128 + rows % 3, entries).to(device).run()
+    for name in ("_decode", "_combine"):
+        caches = getattr(kernel, name).device_caches
+        assert sum(len(cache[0]) for cache in caches.values()) <= 4, name

@@ -1,13 +1,18 @@
 """K10, K11 references: formulas, byte layout, padded rows, batch invariance."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
+from dspark import kernels
 from dspark.kernels.qkv import (
     inv_rope,
     kv_norm_rope_store,
     load_slots,
     page_stride,
+    q_kv_prepare,
     q_norm_rope,
     store_slots,
 )
@@ -163,6 +168,17 @@ def test_rows_do_not_depend_on_their_batch():
         assert torch.equal(load_slots(again, 64, rows), load_slots(pool, 64, rows))
 
 
+def test_one_call_equals_two():
+    torch.manual_seed(7)
+    q, kv = torch.randn(3, 4, 512).bfloat16(), torch.randn(3, 512).bfloat16()
+    w, pos, loc = torch.rand(512), torch.tensor([3, 9, 0]), torch.tensor([5, -1, 0]).int()
+    one, two = (torch.zeros(2, page_stride(3), dtype=torch.uint8) for _ in range(2))
+    got = q_kv_prepare(q, kv, w, table(), pos, loc, one, 3, EPS)
+    kv_norm_rope_store(kv, w, table(), pos, loc, two, 3, EPS)
+    assert torch.equal(got, q_norm_rope(q, table(), pos, EPS))
+    assert torch.equal(one, two)
+
+
 def test_no_rows():
     empty = torch.empty(0, 4, 512).bfloat16()
     none = torch.empty(0, dtype=torch.int64)
@@ -180,3 +196,12 @@ def test_errors_name_the_shapes():
             torch.ones(2, 512), torch.ones(512), table(), torch.zeros(1).long(),
             torch.zeros(2).int(), torch.zeros(1, page_stride(2), dtype=torch.uint8), 2,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["qkv", "compress", "indexer", "attention"])
+def test_page_offsets_are_64_bit(family):
+    """A page id times a byte stride passes 2^31 in a pool of 2 GiB: each such product is i64."""
+    source = Path(kernels.__file__).parent.joinpath(family, "kernel.py").read_text()
+    products = re.findall(r"\S+ \* stride\b", source)
+    assert products
+    assert [p for p in products if ".to(tl.int64)" not in p] == []

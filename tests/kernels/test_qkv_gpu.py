@@ -8,6 +8,7 @@ from dspark.kernels.qkv import (
     inv_rope,
     kv_norm_rope_store,
     page_stride,
+    q_kv_prepare,
     q_norm_rope,
     reference,
 )
@@ -66,6 +67,17 @@ def test_rows_do_not_depend_on_their_batch(device):
         assert torch.equal(q_norm_rope(q[rows], table, pos[rows]), whole[rows])
         kv_norm_rope_store(q[rows, 0], w, table, pos[rows], loc[rows], again, 64)
     assert torch.equal(again, pool)
+
+
+def test_one_launch_equals_two(device):
+    q, pos = (x.to(device) for x in heads(48, 8, 3))
+    table, w = TABLE.to(device), torch.ones(512, device=device).bfloat16()
+    kv, loc = q[:, 3].contiguous(), torch.arange(48, device=device).int() - 1
+    one, two = (torch.zeros(1, page_stride(64), dtype=torch.uint8, device=device) for _ in range(2))
+    got = q_kv_prepare(q, kv, w, table, pos, loc, one, 64)
+    kv_norm_rope_store(kv, w, table, pos, loc, two, 64)
+    torch.testing.assert_close(got, q_norm_rope(q, table, pos), rtol=2**-7, atol=1e-6)
+    assert torch.equal(one, two)
 
 
 def test_pool_beyond_two_to_the_31(device):

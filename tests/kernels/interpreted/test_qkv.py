@@ -7,6 +7,7 @@ from dspark.kernels.qkv import (
     inv_rope,
     kv_norm_rope_store,
     page_stride,
+    q_kv_prepare,
     q_norm_rope,
     reference,
 )
@@ -47,6 +48,18 @@ def test_kv_norm_rope_store_writes_the_reference_bytes():
     kv_norm_rope_store(kv, w, rope_table(), pos, loc, got, 3, EPS)
     reference.kv_norm_rope_store(kv, w, rope_table(), pos, loc, want, 3, EPS)
     assert_pool_close(got, want, 3)
+
+
+def test_one_launch_equals_two():
+    generator = torch.Generator().manual_seed(3)
+    q, pos = heads(4)
+    kv = torch.randn(3, 512, generator=generator).bfloat16()
+    w, loc = torch.rand(512, generator=generator).bfloat16(), torch.tensor([5, -1, 0]).int()
+    one, two = (torch.full((2, page_stride(3)), 255, dtype=torch.uint8) for _ in range(2))
+    got = q_kv_prepare(q, kv, w, rope_table(), pos, loc, one, 3, EPS)
+    kv_norm_rope_store(kv, w, rope_table(), pos, loc, two, 3, EPS)
+    assert torch.equal(got, q_norm_rope(q, rope_table(), pos, EPS))
+    assert torch.equal(one, two)
 
 
 def test_no_rows():
