@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from dspark.kernels.hyper.reference import STREAMS, MhcPre
-from dspark.kernels.plan import LaunchConfig
+from dspark.kernels.plan import AotEntry, LaunchConfig
 
 LAUNCH = {
     "project.decode": LaunchConfig(4, 1, {"BM": 4}),
@@ -109,19 +109,20 @@ def _mix(
             rounded = (value * norm * weight).to(tl.bfloat16)
         tl.store(y + row.to(tl.int64) * hidden + n, rounded, mask=inside)
     else:
-        z = _total(partials, row, rows, 4, splits, WIDTH, 4, SPLITS) * inverse_rms
-        gate = 2.0 * tl.sigmoid(z * tl.load(scale + 1) + tl.load(base + 4 + four))
-        tl.store(post + row * 4 + four, gate)
-        sixteen = tl.arange(0, 16)
-        z = _total(partials, row, rows, 8, splits, WIDTH, 16, SPLITS) * inverse_rms
-        logits = (z * tl.load(scale + 2) + tl.load(base + 8 + sixteen)).reshape(4, 4)
-        a = tl.exp(logits - tl.max(logits, 1)[:, None])
-        a = a / tl.sum(a, 1)[:, None] + eps_hc
-        a = a / (tl.sum(a, 0) + eps_hc)[None, :]
-        for _ in range(iters - 1):
-            a = a / (tl.sum(a, 1) + eps_hc)[:, None]
-            a = a / (tl.sum(a, 0) + eps_hc)[None, :]
-        tl.store(comb + row * 16 + four[:, None] * 4 + four[None, :], a)
+        if comb is not None:  # the head has no way back into the streams
+            post_z = _total(partials, row, rows, 4, splits, WIDTH, 4, SPLITS) * inverse_rms
+            gate = tl.sigmoid(post_z * tl.load(scale + 1) + tl.load(base + 4 + four))
+            tl.store(post + row * 4 + four, 2.0 * gate)
+            lane = tl.arange(0, 16)
+            comb_z = _total(partials, row, rows, 8, splits, WIDTH, 16, SPLITS) * inverse_rms
+            logits = (comb_z * tl.load(scale + 2) + tl.load(base + 8 + lane)).reshape(4, 4)
+            a = tl.exp(logits - tl.max(logits, 1)[:, None])
+            a = a / tl.sum(a, 1)[:, None] + eps_hc
+            a = a * (1.0 / (tl.sum(a, 0) + eps_hc))[None, :]
+            for _ in range(iters - 1):
+                a = a * (1.0 / (tl.sum(a, 1) + eps_hc))[:, None]
+                a = a * (1.0 / (tl.sum(a, 0) + eps_hc))[None, :]
+            tl.store(comb + row * 16 + four[:, None] * 4 + four[None, :], a)
 
 
 @triton.jit
@@ -234,3 +235,71 @@ def stream_mean(x):
         block = launch.constexprs["BLOCK"]
         _mean[(rows, triton.cdiv(hidden, block))](x, out, hidden, block, num_warps=launch.num_warps)
     return out
+
+
+def _aot() -> list[AotEntry]:
+    """One rank of the 4096-wide model: every specialisation a decode or prefill step launches."""
+    streams = {"x": "*bf16", "fn": "*fp32", "partials": "*fp32", "rows": "i32", "columns": "i32"}
+    mix = {
+        "x": "*bf16",
+        "partials": "*fp32",
+        "scale": "*fp32",
+        "base": "*fp32",
+        "norm_w": "*bf16",
+        "y": "*bf16",
+        "post": "*fp32",
+        "comb": "*fp32",
+        "rows": "i32",
+        "hidden": "i32",
+        "splits": "i32",
+        "eps_norm": "fp32",
+        "eps_hc": "fp32",
+        "iters": "i32",
+    }
+    back = {name: "*bf16" for name in ("f", "x", "out")}
+    back |= {"post": "*fp32", "comb": "*fp32", "hidden": "i32"}
+    mean = {"x": "*bf16", "out": "*bf16", "hidden": "i32"}
+    shape = {"WIDTH": PARTIAL_WIDTH, "SPLITS": 64, "BLOCK": 4096}
+    head = {**shape, "norm_w": None, "post": None, "comb": None}
+
+    def entry(name, fn, launch, signature, constexprs):
+        unaligned = ("rows", "eps_norm", "eps_hc", "iters")
+        return AotEntry(
+            name=f"hyper.{name}",
+            fn=fn,
+            signature={n: t for n, t in signature.items() if n not in constexprs},
+            constexprs=constexprs,
+            divisible=tuple(n for n in signature if n not in (*constexprs, *unaligned)),
+            num_warps=LAUNCH[launch].num_warps,
+            num_stages=LAUNCH[launch].num_stages,
+            expects_mma=False,
+            hot=True,
+        )
+
+    projections = [
+        entry(
+            f"project[{outputs} outputs, {regime}]",
+            _project,
+            f"project.{regime}",
+            streams,
+            {
+                "OUTPUTS": outputs,
+                "WIDTH": PARTIAL_WIDTH,
+                "BK": SPLIT_COLUMNS,
+                **LAUNCH[f"project.{regime}"].constexprs,
+            },
+        )
+        for outputs in (24, 4)
+        for regime in ("decode", "prefill")
+    ]
+    block = dict(LAUNCH["post"].constexprs)
+    return [
+        *projections,
+        entry("mix[site]", _mix, "mix", mix, shape),
+        entry("mix[head]", _mix, "mix", mix, head),
+        entry("post", _post, "post", back, block),
+        entry("mean", _mean, "post", mean, block),
+    ]
+
+
+AOT = _aot()

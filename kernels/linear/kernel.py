@@ -10,15 +10,17 @@ import triton.language as tl
 
 from dspark.kernels.linear.arrivals import arrival_counters, last_to_arrive
 from dspark.kernels.linear.reference import AMAX_FLOOR, FP8_MAX, Fp8Weight
-from dspark.kernels.plan import LaunchConfig
+from dspark.kernels.plan import AotEntry, LaunchConfig
 
 BLOCK_K = 128  # one weight scale, one activation scale
 FEW_ROWS = 16
 DECODE_ROWS = 64  # up to here K is split over programs, which quantise their own activations
 
 LAUNCH = {
-    "linear.few": LaunchConfig(4, 4, {"BM": 16, "BN": 64}),
-    "linear.many": LaunchConfig(8, 3, {"BM": 64, "BN": 64}),
+    "fp8.few": LaunchConfig(4, 4, {"BM": 16, "BN": 64}),
+    "fp8.many": LaunchConfig(8, 3, {"BM": 64, "BN": 64}),
+    "bf16.few": LaunchConfig(4, 4, {"BM": 16, "BN": 64}),
+    "bf16.many": LaunchConfig(4, 3, {"BM": 64, "BN": 64}),
     "act_quant": LaunchConfig(4, 1, {"BM": 4}),
     "rms_norm": LaunchConfig(4, 1, {}),
 }
@@ -230,7 +232,8 @@ def _launch(x, x_scales, w, out_dtype, w8a8=False):
         return y
     splits = split_k(outputs, k)
     grid_splits = splits if rows <= DECODE_ROWS else 1
-    launch = LAUNCH["linear.few" if rows <= FEW_ROWS else "linear.many"]
+    kind = "fp8" if isinstance(w, Fp8Weight) else "bf16"
+    launch = LAUNCH[f"{kind}.{'few' if rows <= FEW_ROWS else 'many'}"]
     block_m, block_n = launch.constexprs["BM"], launch.constexprs["BN"]
     partials = None
     if grid_splits > 1:
@@ -278,3 +281,82 @@ def rms_norm(x, w, eps):
             num_warps=LAUNCH["rms_norm"].num_warps,
         )
     return y
+
+
+def _aot() -> list[AotEntry]:
+    """The matrices of one rank of the 4096-wide model, in both decode tiles and in prefill."""
+    numbers = {"rows": "i32", "width": "i32", "groups": "i32", "x_stride": "i32"}
+
+    def linear(kind, regime, outputs, k, out):
+        storage = "bf16" if kind == "bf16" else "fp8"
+        launch = LAUNCH[f"{storage}.{'few' if regime == 'few' else 'many'}"]
+        splits = split_k(outputs, k)
+        fp8, codes = kind != "bf16", kind == "w8a8" and regime == "prefill"
+        grid_splits = 1 if regime == "prefill" else splits
+        signature = {"x": "*fp8e4nv" if codes else "*bf16", "y": out, "arrivals": "*i32"}
+        signature["w"] = "*fp8e4nv" if fp8 else "*bf16"
+        absent: dict[str, None] = {}
+        for name, present in (
+            ("x_scales", codes),
+            ("w_scales", fp8),
+            ("partials", grid_splits > 1),
+        ):
+            if present:
+                signature[name] = "*fp32"
+            else:
+                absent[name] = None
+        constexprs = {
+            "K": k,
+            "SPLITS": splits,
+            "GRID_SPLITS": grid_splits,
+            "W8A8": kind == "w8a8",
+            "FLOOR": AMAX_FLOOR,
+            "LIMIT": FP8_MAX,
+            "BK": BLOCK_K,
+            **launch.constexprs,
+            **absent,
+        }
+        name = f"linear.linear[{kind} {outputs}x{k}, {regime}]"
+        return entry(name, _linear, launch, signature | numbers, constexprs, mma=True)
+
+    def entry(name, fn, launch, signature, constexprs, mma=False):
+        unaligned = ("rows", "groups", "eps")
+        return AotEntry(
+            name=name,
+            fn=fn,
+            signature=signature,
+            constexprs=constexprs,
+            divisible=tuple(n for n in signature if n not in unaligned),
+            num_warps=launch.num_warps,
+            num_stages=launch.num_stages,
+            expects_mma=mma,
+            hot=True,
+        )
+
+    matrices = [
+        ("w8a8", 1536, 4096, "*bf16"),
+        ("w8a8", 4096, 1024, "*bf16"),
+        ("w8a8", 4096, 256, "*fp32"),
+        ("w8a16", 1024, 4096, "*bf16"),
+        ("bf16", 256, 4096, "*fp32"),
+        ("bf16", 16160, 4096, "*fp32"),
+    ]
+    quantise = {"x": "*bf16", "q": "*fp8e4nv", "scales": "*fp32", "rows": "i32", "x_stride": "i32"}
+    norm = {"x": "*bf16", "w": "*bf16", "y": "*bf16", "eps": "fp32", "width": "i32"}
+    group = {"K": 4096, "GROUP": BLOCK_K, "POW2": True, "FLOOR": AMAX_FLOOR, "LIMIT": FP8_MAX}
+    group |= LAUNCH["act_quant"].constexprs
+    return [
+        *(linear(kind, r, n, k, out) for kind, n, k, out in matrices for r in ("few", "many")),
+        *(linear(kind, "prefill", n, k, out) for kind, n, k, out in matrices),
+        entry("linear.act_quant", _act_quant, LAUNCH["act_quant"], quantise, group),
+        entry(
+            "linear.rms_norm",
+            _rms_norm,
+            LAUNCH["rms_norm"],
+            norm | {"x_stride": "i32"},
+            {"BLOCK": 4096},
+        ),
+    ]
+
+
+AOT = _aot()

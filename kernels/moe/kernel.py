@@ -11,16 +11,16 @@ import triton.language as tl
 
 from dspark.kernels.linear.arrivals import arrival_counters, last_to_arrive
 from dspark.kernels.moe.reference import Route
-from dspark.kernels.plan import LaunchConfig
+from dspark.kernels.plan import AotEntry, LaunchConfig
 
 # Rows of one expert per tile. A tile never changes the order in which a row's products are added.
 LAUNCH = {
-    "gate_up.few": LaunchConfig(4, 3, {"BM": 8, "BI": 32}),
-    "gate_up.many": LaunchConfig(4, 3, {"BM": 16, "BI": 32}),
-    "gate_up.prefill": LaunchConfig(4, 2, {"BM": 64, "BI": 64}),
-    "down.few": LaunchConfig(4, 3, {"BM": 8, "BN": 128}),
-    "down.many": LaunchConfig(4, 3, {"BM": 16, "BN": 128}),
-    "down.prefill": LaunchConfig(4, 2, {"BM": 64, "BN": 128}),
+    "gate_up.few": LaunchConfig(4, 3, {"BM": 8, "BI": 32, "BK": 256}),
+    "gate_up.many": LaunchConfig(4, 3, {"BM": 16, "BI": 32, "BK": 256}),
+    "gate_up.prefill": LaunchConfig(8, 3, {"BM": 64, "BI": 64, "BK": 128}),
+    "down.few": LaunchConfig(4, 3, {"BM": 8, "BN": 128, "BK": 256}),
+    "down.many": LaunchConfig(4, 3, {"BM": 16, "BN": 128, "BK": 256}),
+    "down.prefill": LaunchConfig(8, 3, {"BM": 64, "BN": 128, "BK": 128}),
     "combine": LaunchConfig(4, 1, {"BT": 8, "BN": 128}),
     "route": LaunchConfig(1, 1, {}),
     "swiglu": LaunchConfig(4, 1, {"BLOCK": 1024}),
@@ -419,9 +419,9 @@ def hidden_splits(hidden: int) -> int:
     return max(1, min(4, hidden // 1024))
 
 
-def block_k(k: int) -> int:
-    """Columns per step: the largest of 256, 128, 64, 32 that divides k."""
-    return min(256, k & -k)
+def largest_block(size: int, limit: int) -> int:
+    """The largest power of two up to `limit` that divides `size`."""
+    return min(limit, size & -size)
 
 
 def moe_mxfp4(x, experts, route, limit, shared):
@@ -446,7 +446,7 @@ def moe_mxfp4(x, experts, route, limit, shared):
         programs = tiles.shape[0]
 
     first = LAUNCH[f"gate_up.{regime}"]
-    columns_per_program = min(first.constexprs["BI"], width & -width)
+    columns_per_program = largest_block(width, first.constexprs["BI"])
     _gate_up[(width // columns_per_program, grid_splits, programs)](
         x,
         experts.w13,
@@ -467,13 +467,13 @@ def moe_mxfp4(x, experts, route, limit, shared):
         PAIRS=lanes,
         BM=first.constexprs["BM"],
         BI=columns_per_program,
-        BK=block_k(hidden // splits),
+        BK=largest_block(hidden // splits, first.constexprs["BK"]),
         num_warps=first.num_warps,
         num_stages=first.num_stages,
     )
 
     second, combine = LAUNCH[f"down.{regime}"], LAUNCH["combine"]
-    block_n = min(second.constexprs["BN"], hidden & -hidden)
+    block_n = largest_block(hidden, second.constexprs["BN"])
     block_t = combine.constexprs["BT"]
     columns = (
         hidden if lanes else max(block_n, PREFILL_SLOTS_BYTES // (4 * pairs * block_n) * block_n)
@@ -504,7 +504,7 @@ def moe_mxfp4(x, experts, route, limit, shared):
             PAIRS=lanes,
             BM=second.constexprs["BM"],
             BN=block_n,
-            BK=block_k(width),
+            BK=largest_block(width, second.constexprs["BK"]),
             BT=block_t,
             num_warps=second.num_warps,
             num_stages=second.num_stages,
@@ -545,3 +545,119 @@ def sorted_tiles(experts: torch.Tensor, count: int, tile_rows: int):
     start = bounds[expert] + (tile - first_tile) * tile_rows
     end = torch.minimum(bounds[expert + 1], start + tile_rows)
     return order.int(), torch.stack((expert, start, end), 1).int()
+
+
+def _aot() -> list[AotEntry]:
+    """One rank of the 256-expert model: hidden 4096, width 256 of 2048, six experts a row."""
+    hidden, width, topk = 4096, 256, 6
+    splits = hidden_splits(hidden)
+    lanes = {"few": FEW_PAIRS, "many": MANY_PAIRS, "prefill": 0}
+    gate_up = {
+        "x": "*bf16",
+        "w13": "*u8",
+        "s13": "*u8",
+        "experts": "*i32",
+        "tiles": "*i32",
+        "order": "*i32",
+        "h": "*bf16",
+        "partials": "*fp32",
+        "arrivals": "*i32",
+        "pairs": "i32",
+        "limit": "fp32",
+    }
+    down = {
+        "h": "*bf16",
+        "w2": "*u8",
+        "s2": "*u8",
+        "weights": "*fp32",
+        "experts": "*i32",
+        "tiles": "*i32",
+        "order": "*i32",
+        "slots": "*fp32",
+        "shared": "*bf16",
+        "y": "*bf16",
+        "arrivals": "*i32",
+        "pairs": "i32",
+        "rows": "i32",
+        "first_column": "i32",
+        "columns": "i32",
+    }
+    combine = {n: down[n] for n in ("slots", "experts", "shared", "y", "rows")}
+    combine |= {"first_column": "i32", "columns": "i32", "hidden": "i32"}
+    route = {
+        "logits": "*fp32",
+        "bias": "*fp32",
+        "tid2eid": "*i32",
+        "token_ids": "*i64",
+        "weights": "*fp32",
+        "experts": "*i32",
+        "count": "i32",
+        "factor": "fp32",
+    }
+    choice = {"TOPK": topk, "SLOTS": 8, "EXPERTS": 256, "RENORMALISE": True}
+    activation = {"gate_up": "*fp32", "out": "*bf16", "count": "i32", "limit": "fp32"}
+
+    def entry(name, fn, launch, signature, constexprs, mma=False):
+        unaligned = ("pairs", "rows", "limit", "factor")
+        return AotEntry(
+            name=f"moe.{name}",
+            fn=fn,
+            signature={n: t for n, t in signature.items() if n not in constexprs},
+            constexprs=constexprs,
+            divisible=tuple(n for n in signature if n not in (*constexprs, *unaligned)),
+            num_warps=LAUNCH[launch].num_warps,
+            num_stages=LAUNCH[launch].num_stages,
+            expects_mma=mma,
+            hot=True,
+        )
+
+    entries = []
+    for regime, regime_lanes in lanes.items():
+        absent = {"tiles": None, "order": None} if regime_lanes else {"partials": None}
+        sizes = {"TOPK": topk, "HIDDEN": hidden, "WIDTH": width, "PAIRS": regime_lanes}
+        first = {
+            "SPLITS": splits,
+            "GRID_SPLITS": splits if regime_lanes else 1,
+            **LAUNCH[f"gate_up.{regime}"].constexprs,
+        }
+        second = {
+            "BT": LAUNCH["combine"].constexprs["BT"],
+            **LAUNCH[f"down.{regime}"].constexprs,
+        }
+        absent_down = {n: v for n, v in absent.items() if n in down}
+        entries += [
+            entry(
+                f"gate_up[{regime}]",
+                _gate_up,
+                f"gate_up.{regime}",
+                gate_up,
+                sizes | first | absent,
+                mma=True,
+            ),
+            entry(
+                f"down[{regime}]",
+                _down,
+                f"down.{regime}",
+                down,
+                sizes | second | absent_down,
+                mma=True,
+            ),
+        ]
+    return [
+        *entries,
+        entry(
+            "combine", _combine, "combine", combine, {"TOPK": topk, **LAUNCH["combine"].constexprs}
+        ),
+        entry("route[bias]", _route, "route", route, {**choice, "tid2eid": None}),
+        entry("route[hash]", _route, "route", route, {**choice, "bias": None}),
+        entry(
+            "swiglu",
+            _swiglu_rows,
+            "swiglu",
+            activation,
+            {"WIDTH": width, **LAUNCH["swiglu"].constexprs},
+        ),
+    ]
+
+
+AOT = _aot()
