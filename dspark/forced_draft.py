@@ -1,16 +1,15 @@
-"""Drafts of a chosen quality in place of the model's, for tests and measurements.
+"""Drafts of a chosen quality in place of the model's, request by request: for tests.
 
-`DSPARK_FORCED_DRAFT` names the kind: `oracle` (the target's own continuation, so every draft is
-accepted), `wrong` (never what the target says next), `wrong@k` (k right ones, then wrong ones) or
-`random`. All but `random` read the target's greedy continuations from the JSON file that
-`DSPARK_ORACLE` names: `[{"prompt": [ids], "output": [ids]}, ...]`. The verify path is untouched.
+With `DSPARK_FORCED_DRAFTS=1` a request may carry, in `sampling_params.custom_params`,
+`{"draft": kind, "continuation": [ids]}`. Kinds: `oracle` proposes the continuation, so that a
+target which says the same accepts everything; `wrong` always proposes something else; `wrong@k`
+is right k times a block, then wrong; `random` needs no continuation. The verify path does not
+know where drafts come from.
 """
 
-import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,72 +17,79 @@ import torch
 from dspark.errors import UsageError
 from dspark.kernels import rng
 
-KIND = "DSPARK_FORCED_DRAFT"
-ORACLE = "DSPARK_ORACLE"
-Continuations = Mapping[tuple[int, ...], list[int]]
+VARIABLE = "DSPARK_FORCED_DRAFTS"
+RANDOM = -2
+MODEL = -1  # the request's drafts are the model's own
 
 
-class ForcedDraft:
-    """Proposals by request slot. S slots, `length` the longest output remembered."""
+def right_drafts(kind: str, depth: int) -> int:
+    """How many drafts of a block follow the continuation; RANDOM for none at all.
 
-    def __init__(
-        self,
-        kind: str,
-        continuations: Continuations,
-        slots: int,
-        length: int,
-        vocab: int,
-        device: torch.device | str,
-    ):
-        if not re.fullmatch(r"oracle|random|wrong(@\d+)?", kind):
-            raise UsageError(f"{KIND}={kind} is none of oracle, wrong, wrong@k and random.")
-        self.kind, self.vocab, self.continuations = kind, vocab, continuations
-        self.right = int(kind.partition("@")[2] or 0)
-        self.table = torch.zeros(slots, length, dtype=torch.int64, device=device)
+    Raises:
+        UsageError: unknown kind.
+    """
+    match = re.fullmatch(r"(oracle|random|wrong)(?:@(\d+))?", kind)
+    if match is None or (match[2] and match[1] != "wrong"):
+        raise UsageError(f"A forced draft is oracle, wrong, wrong@k or random, not {kind!r}.")
+    if match[1] == "random":
+        return RANDOM
+    return depth if match[1] == "oracle" else min(int(match[2] or 0), depth)
+
+
+class ForcedDrafts:
+    """Forced proposals by request slot. S slots, M the longest continuation."""
+
+    def __init__(self, slots: int, longest: int, depth: int, vocab: int, device: str):
+        self.depth, self.vocab = depth, vocab
+        self.continuation = torch.zeros(slots, longest, dtype=torch.int64, device=device)
         self.prompt_len = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.right = torch.full((slots,), MODEL, dtype=torch.int64, device=device)
 
     def admit(self, slots: Sequence[int], reqs: Sequence[Any]) -> None:
-        """Look the requests' continuations up."""
+        """Read what each request asks for."""
         for slot, req in zip(slots, reqs, strict=True):
-            prompt = list(req.origin_input_ids)
-            self.prompt_len[slot] = len(prompt)
-            known = self.continuations.get(tuple(prompt), [])[: self.table.shape[1]]
-            self.table[slot] = 0
-            self.table[slot, : len(known)] = torch.tensor(known, device=self.table.device)
+            wish = req.sampling_params.custom_params or {}
+            kind = wish.get("draft")
+            self.right[slot] = MODEL if kind is None else right_drafts(kind, self.depth)
+            self.prompt_len[slot] = len(req.origin_input_ids)
+            known = wish.get("continuation", [])[: self.continuation.shape[1]]
+            self.continuation[slot] = 0
+            self.continuation[slot, : len(known)] = torch.tensor(known, dtype=torch.int64)
 
-    def propose(self, slot: torch.Tensor, prefix: torch.Tensor, depth: int) -> torch.Tensor:
-        """i64 [R, depth] drafts for positions prefix+1, prefix+2, ... slot, prefix: i64 [R]."""
-        k = torch.arange(depth, device=slot.device)
+    def replace(
+        self,
+        tokens: torch.Tensor,
+        logits: torch.Tensor | None,
+        slot: torch.Tensor,
+        prefix: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The model's drafts with the forced requests' put in.
+
+        Args:
+            tokens: i64 [R, depth]. logits: f32 [R, depth, N] their distribution, or None.
+            slot, prefix: i64 [R]; draft k is for position prefix + 1 + k.
+
+        Returns:
+            Tokens and logits; a forced draft's distribution is certain of it.
+        """
+        k = torch.arange(self.depth, device=tokens.device)
         position = prefix[:, None] + 1 + k
-        if self.kind == "random":
-            name = rng.stream(slot[:, None], position, rng.DRAFT)
-            return rng.bits(name) % self.vocab
-        place = (position - self.prompt_len[slot][:, None]).clamp(0, self.table.shape[1] - 1)
-        truth = self.table[slot[:, None], place]
-        if self.kind == "oracle":
-            return truth
-        return torch.where(k < self.right, truth, (truth + 1) % self.vocab)
+        place = (position - self.prompt_len[slot][:, None]).clamp(0, self.continuation.shape[1] - 1)
+        truth = self.continuation[slot[:, None], place]
+        right = self.right[slot][:, None]
+        chosen = torch.where(k < right, truth, (truth + 1) % self.vocab)
+        noise = rng.bits(rng.stream(slot[:, None], position, rng.DRAFT)) % self.vocab
+        chosen = torch.where(right == RANDOM, noise, chosen)
+        chosen = torch.where(right == MODEL, tokens, chosen)
+        if logits is None:
+            return chosen, None
+        certain = torch.full_like(logits, -torch.inf).scatter_(2, chosen[..., None], 0.0)
+        return chosen, torch.where(right[..., None] == MODEL, logits, certain)
 
 
 def from_environment(
-    slots: int, length: int, vocab: int, device: torch.device | str
-) -> ForcedDraft | None:
-    """The seam, or None where `DSPARK_FORCED_DRAFT` is not set.
-
-    Raises:
-        UsageError: an unknown kind, or no file of continuations where one is needed.
-    """
-    kind = os.environ.get(KIND)
-    if not kind:
+    slots: int, longest: int, depth: int, vocab: int, device: str
+) -> ForcedDrafts | None:
+    if os.environ.get(VARIABLE) != "1":
         return None
-    continuations: dict[tuple[int, ...], list[int]] = {}
-    if kind != "random":
-        file = os.environ.get(ORACLE)
-        if not file:
-            raise UsageError(f"{KIND}={kind} needs the target's continuations: set {ORACLE}.")
-        try:
-            records = json.loads(Path(file).read_text())
-            continuations = {tuple(r["prompt"]): list(r["output"]) for r in records}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{ORACLE}={file} cannot be read: {error!r}.") from None
-    return ForcedDraft(kind, continuations, slots, length, vocab, device)
+    return ForcedDrafts(slots, longest, depth, vocab, device)

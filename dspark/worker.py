@@ -106,7 +106,11 @@ class DSparkWorker(BaseSpecWorker):
         self.temperatures = self.settings.confidence_temperatures(self.device)
         self.block_info = make_draft_block_spec_info(draft_token_num=self.gamma, device=self.device)
         self.forced = forced_draft.from_environment(
-            slots, self.target_runner.model_config.context_len, self.vocab, self.device
+            slots,
+            self.target_runner.model_config.context_len,
+            self.depth,
+            self.vocab,
+            self.device,
         )
 
     @property
@@ -274,11 +278,9 @@ class DSparkWorker(BaseSpecWorker):
             self.temperatures,
         )
         tokens = block.tokens[:, : self.depth]
-        logits = None
+        logits = gather_vocab(block.logits, self.group)[:, : self.depth] if sampled else None
         if self.forced is not None:
-            tokens = self.forced.propose(step.slot, step.prefix, self.depth)
-        elif sampled:
-            logits = gather_vocab(block.logits, self.group)[:, : self.depth]
+            tokens, logits = self.forced.replace(tokens, logits, step.slot, step.prefix)
         return Proposal(tokens, logits, trust.probability, trust.logit)
 
     def _agree_on_rows(
@@ -386,7 +388,7 @@ class DSparkWorker(BaseSpecWorker):
         return {
             "block_size": self.gamma,
             "depth": self.depth,
-            "forced_draft": None if self.forced is None else self.forced.kind,
+            "forced_drafts": self.forced is not None,
             **self.settings.report(),
             **self.monitor.report(),
         }
