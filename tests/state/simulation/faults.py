@@ -18,7 +18,8 @@ class Faults:
     eager_window = False  # the window is evicted up to the last token's page
     keep_generation = False  # an assignment does not count a generation
     forget_flush = False  # flush does not clear
-    pad_with_zero = False  # padded rows address slot 0 and page 0
+    restart_generations = False  # flush starts generations at 0 again, as 0.5.17 does
+    unhooked_release = False  # window eviction releases pages behind the clearer's back
     wrong_page = False  # a duplicate's release frees the page the tree keeps
     leak_on_failed_load = False  # a failed load keeps its pages
     slot_clear_late = False  # the slot is cleared one forward too late
@@ -153,3 +154,11 @@ class LeakOnFailedLoad(Faults):
 
 class SlotClearLate(Faults):
     slot_clear_late = True
+
+
+class RestartGenerations(Faults):
+    restart_generations = True
+
+
+class UnhookedRelease(Faults):
+    unhooked_release = True

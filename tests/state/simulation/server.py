@@ -269,6 +269,8 @@ class Server:
         self.tree = Tree()
         before = self.state.slots.generation.clone()
         self.slots.clear()
+        if self.faults.restart_generations:
+            self.state.slots.generation.zero_()
         self.full.clear()
         self.swa.clear()
         self.full_to_swa.zero_()
@@ -579,7 +581,10 @@ class Server:
             return
         self._map(full, None)
         self.first_use.discard(swa)
-        self.swa.free([swa])
+        if self.faults.unhooked_release:
+            PageList._release_page_ids(self.swa, torch.tensor([swa]))
+        else:
+            self.swa.free([swa])
         if self.faults.early_clears:
             self.state.pages.flush()
 
