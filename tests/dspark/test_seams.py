@@ -1,10 +1,13 @@
 """Every place where this package meets SGLang is named, exists, and is checked for change."""
 
+import ast
 import functools
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 
+import dspark
 from dspark import plugin, seams
 from dspark.seams import Seam, Use
 
@@ -65,3 +68,24 @@ def test_a_hook_is_found_below_another_plugins_wrapper():
     assert seams.is_wrapped_by(theirs, ours)
     assert not seams.is_wrapped_by(wrap(stock, print), ours)
     assert not seams.is_wrapped_by(stock, ours)
+
+
+def imported_from_sglang() -> set[str]:
+    """Every name below `sglang.srt.` that a module of this package imports."""
+    names = set()
+    for file in Path(dspark.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang"):
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    names.discard("sglang.launch_server.run_server")  # public, and not below `sglang.srt`
+    return {name.removeprefix("sglang.srt.") for name in names}
+
+
+def test_nothing_of_sglang_is_used_that_is_not_listed():
+    listed = {seam.target for seam in seams.SEAMS}
+    unlisted = {
+        name
+        for name in imported_from_sglang()
+        if not any(target == name or target.startswith(f"{name}.") for target in listed)
+    }
+    assert unlisted == set(), "add these to dspark/seams.py with the parameters they are used with"

@@ -1,0 +1,95 @@
+"""Servers for black-box tests: one per set of flags, shared by every test that asks for it.
+
+A start costs half a minute, nearly all of it imports. `serving(flags, env)` hands out a running
+server; at most two stay alive, so tests of one flag set belong together.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+
+from dspark.local_server import LocalServer
+from dspark.target.checkpoint import presets
+from dspark.target.checkpoint.make import ACCEPTANCE, make_checkpoint
+
+KEPT_ALIVE = 2
+# SGLang's own checks, turned from warnings into failures of the server.
+STRICT = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.server)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """TINY whose every layer counts fully, so that a wrong key or value changes tokens."""
+    directory = tmp_path_factory.mktemp("serving") / "tiny"
+    make_checkpoint(directory, presets.tiny(), alpha=ACCEPTANCE["none"], shard_bytes=2 << 20)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def serving(tiny, tmp_path_factory):
+    """Function (flags, env) -> running LocalServer; env is a tuple of (name, value) pairs."""
+    running: OrderedDict[tuple, LocalServer] = OrderedDict()
+    logs = tmp_path_factory.mktemp("logs")
+
+    def start(flags: tuple[str, ...] = (), env: tuple[tuple[str, str], ...] = ()) -> LocalServer:
+        key = (flags, env)
+        server = running.pop(key, None)
+        if server is None or not server.alive():
+            while len(running) >= KEPT_ALIVE:
+                running.popitem(last=False)[1].stop()
+            log = logs / f"server-{len(list(logs.iterdir()))}.log"
+            server = LocalServer(tiny, flags, STRICT | dict(env), log=log)
+        running[key] = server
+        return server
+
+    yield start
+    for server in running.values():
+        server.stop()
+
+
+@pytest.fixture
+def run_serve():
+    """Function (arguments) -> finished `dspark serve` that was expected to refuse."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-m", "dspark.cli", "serve", *arguments],
+            env=os.environ | STRICT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+@pytest.fixture
+def changed_config(tiny, tmp_path):
+    """Function (change) -> copy of TINY whose config.json went through `change`."""
+
+    def copy(change) -> Path:
+        directory = tmp_path / "changed"
+        shutil.copytree(tiny, directory)
+        file = directory / "config.json"
+        config = json.loads(file.read_text())
+        change(config)
+        file.write_text(json.dumps(config))
+        return directory
+
+    return copy
