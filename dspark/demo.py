@@ -1,9 +1,14 @@
-"""`dspark demo`: serve a small model on this machine and stream two completions."""
+"""`dspark demo`: serve a small model on this machine, without and with speculation.
+
+The same two prompts are completed by the target model alone and by DSpark; the demo ends with how
+many drafted tokens were accepted and whether both gave the same tokens, as they must.
+"""
 
 import argparse
 import sys
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +19,14 @@ from dspark.target.checkpoint.make import make_checkpoint
 CHECKPOINT = Path(".cache/demo/tiny")
 PROMPTS = ("The quick brown fox", "Speculative decoding")
 NEW_TOKENS = 64
+DSPARK_FLAGS = ("--speculative-algorithm", "dspark")
 
 
 class Completion(NamedTuple):
     prompt: str
     ids: list[int]
-    text: str
     seconds: float  # from the first token to the last
+    accepted: list[int]  # entry k: verify steps that accepted k drafts; empty without speculation
 
     @property
     def tokens_per_second(self) -> float:
@@ -46,7 +52,8 @@ def stream_completion(server: LocalServer, prompt: str, new_tokens: int) -> Comp
         shown = len(last.text)
     seconds = time.perf_counter() - first
     print(f"\nids {last.ids}")
-    return Completion(prompt, last.ids, last.text, seconds)
+    accepted = last.meta.get("spec_correct_drafts_histogram") or []
+    return Completion(prompt, last.ids, seconds, accepted)
 
 
 def run_mode(checkpoint: Path, label: str, flags: Sequence[str]) -> list[Completion]:
@@ -64,6 +71,47 @@ def run_mode(checkpoint: Path, label: str, flags: Sequence[str]) -> list[Complet
     return completions
 
 
+def acceptance_by_position(accepted: Sequence[int]) -> list[float]:
+    """Share of verify steps that accepted at least k drafts, for k = 1 ... .
+
+    Args:
+        accepted: entry k counts the steps that accepted exactly k drafts.
+    """
+    steps = sum(accepted)
+    return [sum(accepted[k:]) / steps for k in range(1, len(accepted))]
+
+
+def add_up(histograms: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
+
+
+def report_acceptance(completions: Sequence[Completion]) -> None:
+    accepted = add_up([c.accepted for c in completions])
+    steps = sum(accepted)
+    if not steps:
+        print("\nDSpark reported no verify step.")
+        return
+    per_step = sum(len(c.ids) - 1 for c in completions) / steps
+    shares = "  ".join(f"{k}: {s:.0%}" for k, s in enumerate(acceptance_by_position(accepted), 1))
+    print(f"\nDSpark: {per_step:.2f} tokens per verify step; accepted drafts by position  {shares}")
+
+
+def verdict(target: Sequence[Completion], dspark: Sequence[Completion]) -> bool:
+    """Print whether both modes gave the same tokens, or where they first differ."""
+    for alone, drafted in zip(target, dspark, strict=True):
+        pairs = zip_longest(alone.ids, drafted.ids)
+        for index, (expected, found) in enumerate(pairs):
+            if expected != found:
+                print(
+                    f"DIFFERENT: token {index} of {alone.prompt!r} is {expected} without and "
+                    f"{found} with DSpark."
+                )
+                return False
+    tokens = sum(len(c.ids) for c in target)
+    print(f"SAME TOKENS: all {tokens} tokens are identical with and without DSpark.")
+    return True
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="dspark demo", description=__doc__)
     parser.add_argument(
@@ -71,8 +119,11 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
     try:
-        run_mode(arguments.model_path or reuse_or_make(CHECKPOINT), "target", [])
+        checkpoint = arguments.model_path or reuse_or_make(CHECKPOINT)
+        target = run_mode(checkpoint, "target only", ())
+        drafted = run_mode(checkpoint, "DSpark", DSPARK_FLAGS)
     except ServerFailed as error:
         print(f"dspark demo: {error}", file=sys.stderr)
         return 1
-    return 0
+    report_acceptance(drafted)
+    return 0 if verdict(target, drafted) else 1
