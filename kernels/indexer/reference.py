@@ -53,14 +53,15 @@ def index_logits(
             continue
         row = (row_req == request).nonzero().squeeze(1)
         longest = int(c4_len[row].max())
-        per_key = 8 * heads  # bytes a key costs per row in the [rows, heads, keys] product
+        # f64 bytes of a key, and of its dot products with one row's heads, whichever is more.
+        per_key = 8 * max(heads, WIDTH)
         keys_at_once = max(KEYS, min(longest, WORKSPACE_BYTES // per_key) // KEYS * KEYS)
         for start in range(0, longest, keys_at_once):
             stop = min(start + keys_at_once, longest)
             pages = page_table[request, start // KEYS : -(-stop // KEYS)].long()
             keys, scale = load_index(pool, pages)
             keys = keys[: stop - start].T
-            for part in row.split(max(1, WORKSPACE_BYTES // (per_key * (stop - start)))):
+            for part in row.split(max(1, WORKSPACE_BYTES // (per_key * max(stop - start, heads)))):
                 q = query.q[part].double()
                 dots = (q.view(-1, WIDTH) @ keys).relu_().view(-1, heads, stop - start)
                 score = torch.bmm(query.weight[part].double()[:, None], dots).squeeze(1)
@@ -81,7 +82,7 @@ def index_topk(logits: Tensor, c4_len: Tensor, page_table: Tensor, row_req: Tens
         above = logits > threshold
         equal = (logits == threshold) & chosen
         room = k - above.sum(1, keepdim=True)
-        chosen = above | (equal & (equal.cumsum(1) <= room))
+        chosen = above | (equal & (equal.cumsum(1, dtype=torch.int32) <= room))
     row, entry = chosen.nonzero(as_tuple=True)  # row-major: ascending entry within a row
     length = c4_len.clamp(max=min(k, width)).to(torch.int32)
     rank = torch.arange(k, device=logits.device).expand(rows, k)[
