@@ -1,0 +1,390 @@
+"""Triton kernels of K27.
+
+Greedy: statistics (the best id of every row and vocabulary chunk), then one program per request
+that reports. Sampled: statistics of target rows and of draft rows, one program per draft that
+tests it, a race for the next token over vocabulary chunks, then the same reporting program.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dspark.kernels.accept import Accept
+from dspark.kernels.collective import Group, gather
+from dspark.kernels.collective.argmax_kernel import NOTHING, pack, token_of
+from dspark.kernels.plan import AotEntry, LaunchConfig
+from dspark.kernels.rng.kernel import ACCEPT, RESAMPLE, exponential, stream, uniform
+
+LAUNCH = {
+    "row_best": LaunchConfig(4, 1, {"BLOCK": 1024}),
+    "row_sums": LaunchConfig(4, 1, {"BLOCK": 2048}),
+    "test": LaunchConfig(1, 1, {"BLOCK_C": 16}),
+    "race": LaunchConfig(4, 1, {"BLOCK": 2048}),
+    "report": LaunchConfig(1, 1, {"BLOCK_C": 64}),
+}
+
+CHUNK = 8192  # tokens of one program; fixes the order of every sum over the vocabulary
+
+
+@triton.jit
+def _weight(x, top):
+    """exp(x - top); with an infinite top the infinities share all weight; no top, no weight."""
+    finite = tl.exp(x - tl.where(tl.abs(top) == float("inf"), 0.0, top))
+    w = tl.where(top == float("inf"), (x == float("inf")).to(tl.float32), finite)
+    return tl.where(top == -float("inf"), 0.0, w)
+
+
+@triton.jit
+def _scaled(logits, at, mask, t):
+    x = tl.load(logits + at, mask=mask, other=-float("inf")).to(tl.float32) / t
+    return tl.where(x == x, x, -float("inf"))
+
+
+@triton.jit
+def _row_best_kernel(
+    logits, best, vocab, vocab_start, chunks, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Program (row, chunk): the best packed (value, id)."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    end = tl.minimum((chunk + 1) * CHUNK, vocab)
+    packed = tl.full([BLOCK], NOTHING, tl.int64)
+    for first in range(chunk * CHUNK, end, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        x = tl.load(logits + row * vocab + i, mask=i < end, other=-float("inf")).to(tl.float32)
+        packed = tl.maximum(packed, pack(x, vocab_start + i))
+    tl.store(best + row * chunks + chunk, tl.max(packed, 0))
+
+
+@triton.jit
+def _row_sums_kernel(
+    logits, temperature, top, total, rows_a_request, vocab, chunks,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (row, chunk): the maximum and the exp-sum of logits / temperature."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    end = tl.minimum((chunk + 1) * CHUNK, vocab)
+    t = tl.maximum(tl.load(temperature + row // rows_a_request), 1e-6)
+    highest = tl.full([BLOCK], -float("inf"), tl.float32)
+    for first in range(chunk * CHUNK, end, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        highest = tl.maximum(highest, _scaled(logits, row * vocab + i, i < end, t))
+    m = tl.max(highest, 0)
+    mass = tl.zeros([BLOCK], tl.float32)
+    for first in range(chunk * CHUNK, end, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        mass += _weight(_scaled(logits, row * vocab + i, i < end, t), m)
+    tl.store(top + row * chunks + chunk, m)
+    tl.store(total + row * chunks + chunk, tl.sum(mass, 0))
+
+
+@triton.jit
+def _normaliser(top, total, row, chunks):
+    """(maximum, exp-sum, at least 1) of a whole row from its chunks, ascending."""
+    m = -float("inf")
+    for c in range(chunks):
+        m = tl.maximum(m, tl.load(top + row * chunks + c))
+    mass = 0.0
+    for c in range(chunks):
+        mass += tl.load(total + row * chunks + c) * _weight(tl.load(top + row * chunks + c), m)
+    return m, mass
+
+
+@triton.jit
+def _probability(logits, at, t, m, mass):
+    return _weight(_scaled(logits, at, True, t), m) / tl.maximum(mass, 1.0)
+
+
+@triton.jit
+def _best_of_row(best, row, rows, parts, chunks, BLOCK_C: tl.constexpr):
+    """Largest packed pair of one row over `parts` ranks' [rows, chunks] reports."""
+    result = tl.full([BLOCK_C], NOTHING, tl.int64)
+    for first in range(0, parts * chunks, BLOCK_C):
+        c = first + tl.arange(0, BLOCK_C)
+        at = (c // chunks) * rows * chunks + row * chunks + c % chunks
+        result = tl.maximum(result, tl.load(best + at, mask=c < parts * chunks, other=NOTHING))
+    return tl.max(result, 0)
+
+
+@triton.jit
+def _test(
+    candidates, logits, draft_logits, temperature, greedy, seed, prefix_len, best, p_top, p_total,
+    q_top, q_total, passed, p_norm, q_norm, vocab, chunks, requests, V: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Program (request, row k): the row's normaliser, and whether it accepts draft k."""
+    r, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = r * V + k
+    t = tl.maximum(tl.load(temperature + r), 1e-6)
+    p_m, p_mass = _normaliser(p_top, p_total, row, chunks)
+    tl.store(p_norm + row * 2, p_m)
+    tl.store(p_norm + row * 2 + 1, p_mass)
+    if k < V - 1:
+        y = tl.load(candidates + row + 1)
+        p = _probability(logits, row * vocab + y, t, p_m, p_mass)
+        q_row = r * (V - 1) + k
+        q = 1.0
+        q_mass = 1.0
+        if draft_logits is not None:
+            q_m, q_mass = _normaliser(q_top, q_total, q_row, chunks)
+            q = _probability(draft_logits, q_row * vocab + y, t, q_m, q_mass)
+            tl.store(q_norm + q_row * 2, q_m)
+            tl.store(q_norm + q_row * 2 + 1, q_mass)
+        position = tl.load(prefix_len + r) + k + 1
+        a, b = stream(tl.load(seed + r), position, ACCEPT)
+        sampled = (p_mass > 0) & (q_mass > 0) & (uniform(a, b) * q < p)
+        choice = _best_of_row(best, row, requests * V, 1, chunks, BLOCK_C)
+        match = (choice != NOTHING) & (token_of(choice) == y)
+        accept = tl.where(tl.load(greedy + r) != 0, match, sampled)
+        tl.store(passed + q_row, accept.to(tl.int32))
+
+
+@triton.jit
+def _leading(passed, r, run, V: tl.constexpr):
+    """Drafts of request r that passed before the first that did not, within `run` rows."""
+    going = tl.full([], 1, tl.int32)
+    leading = tl.full([], 0, tl.int32)
+    for k in tl.static_range(V - 1):
+        going = going * tl.load(passed + r * (V - 1) + k) * (run - 1 > k).to(tl.int32)
+        leading += going
+    return leading
+
+
+@triton.jit
+def _race(
+    candidates, logits, draft_logits, temperature, seed, prefix_len, verify_len, passed, p_norm,
+    q_norm, race, vocab, chunks, requests,
+    V: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (request, chunk): the first finisher of its tokens in two races, one weighted by the
+    residual max(p - q, 0), one by p for when there is no residual."""
+    r, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    verify = tl.load(verify_len + r).to(tl.int32)
+    accepted = _leading(passed, r, verify, V)
+    row = r * V + accepted
+    rejected = accepted < verify - 1
+    t = tl.maximum(tl.load(temperature + r), 1e-6)
+    p_m, p_mass = tl.load(p_norm + row * 2), tl.load(p_norm + row * 2 + 1)
+    draft = tl.load(candidates + r * V + tl.minimum(accepted + 1, V - 1))
+    q_row = r * (V - 1) + tl.minimum(accepted, V - 2)
+    a, b = stream(tl.load(seed + r), tl.load(prefix_len + r) + accepted + 1, RESAMPLE)
+    end = tl.minimum((chunk + 1) * CHUNK, vocab)
+    left = tl.full([BLOCK], NOTHING, tl.int64)
+    whole = tl.full([BLOCK], NOTHING, tl.int64)
+    for first in range(chunk * CHUNK, end, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        p = _weight(_scaled(logits, row * vocab + i, i < end, t), p_m) / tl.maximum(p_mass, 1.0)
+        if draft_logits is None:
+            q = (i == draft).to(tl.float32)
+        else:
+            q_m, q_mass = tl.load(q_norm + q_row * 2), tl.load(q_norm + q_row * 2 + 1)
+            q = _weight(_scaled(draft_logits, q_row * vocab + i, i < end, t), q_m)
+            q = q / tl.maximum(q_mass, 1.0)
+        residual = tl.where(rejected, tl.maximum(p - q, 0.0), p)
+        noise = exponential(a, b, i)
+        left = tl.maximum(left, tl.where(residual > 0, pack(residual / noise, i), NOTHING))
+        whole = tl.maximum(whole, tl.where(p > 0, pack(p / noise, i), NOTHING))
+    tl.store(race + r * chunks + chunk, tl.max(left, 0))
+    tl.store(race + (requests + r) * chunks + chunk, tl.max(whole, 0))
+
+
+@triton.jit
+def _report(
+    candidates, best, passed, race, greedy, verify_len, rows_run, prefix_len,
+    out_accepted, out_bonus, out_commit, out_new_len, out_trimmed, out_tokens,
+    requests, parts, chunks,
+    SAMPLED: tl.constexpr, V: tl.constexpr, V_P2: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Program r: everything one request reports. Greedy batches test their drafts here."""
+    r = tl.program_id(0).to(tl.int64)
+    verify = tl.load(verify_len + r).to(tl.int32)
+    run = tl.load(rows_run + r).to(tl.int32)
+    if SAMPLED:
+        leading = _leading(passed, r, run, V)
+    else:
+        going = tl.full([], 1, tl.int32)
+        leading = tl.full([], 0, tl.int32)
+        for k in tl.static_range(V - 1):
+            choice = _best_of_row(best, r * V + k, requests * V, parts, chunks, BLOCK_C)
+            match = (choice != NOTHING) & (token_of(choice) == tl.load(candidates + r * V + k + 1))
+            going = going * match.to(tl.int32) * (run - 1 > k).to(tl.int32)
+            leading += going
+    accepted = tl.minimum(leading, tl.maximum(verify - 1, 0))
+
+    bonus = _best_of_row(best, r * V + accepted, requests * V, parts, chunks, BLOCK_C)
+    if SAMPLED:
+        drawn = _best_of_row(race, r, requests, 1, chunks, BLOCK_C)
+        fallback = _best_of_row(race, requests + r, requests, 1, chunks, BLOCK_C)
+        drawn = tl.where(drawn == NOTHING, fallback, drawn)
+        bonus = tl.where(tl.load(greedy + r) != 0, bonus, drawn)
+    token = token_of(bonus)
+    commit = tl.where(verify > 0, accepted + 1, 0)
+    tl.store(out_accepted + r, accepted)
+    tl.store(out_bonus + r, token)
+    tl.store(out_commit + r, commit)
+    tl.store(out_new_len + r, tl.load(prefix_len + r).to(tl.int64) + commit)
+    tl.store(out_trimmed + r, leading - accepted)
+    j = tl.arange(0, V_P2)
+    kept = tl.load(candidates + r * V + j + 1, mask=j < accepted, other=0)
+    tl.store(out_tokens + r * V + j, tl.where(j == accepted, token, kept), mask=j < V)
+
+
+def accept_greedy(
+    candidates: Tensor,
+    logits: Tensor,
+    *,
+    verify_len: Tensor,
+    prefix_len: Tensor,
+    rows_run: Tensor | None = None,
+    vocab_start: int = 0,
+    group: Group = None,
+) -> Accept:
+    best = _row_best(logits, vocab_start)
+    parts = gather(best, group) if group is not None and group.size() > 1 else best[None]
+    return _run_report(candidates, parts, verify_len, prefix_len, rows_run)
+
+
+def accept_sampled(
+    candidates: Tensor,
+    logits: Tensor,
+    draft_logits: Tensor | None,
+    *,
+    verify_len: Tensor,
+    prefix_len: Tensor,
+    temperature: Tensor,
+    greedy: Tensor,
+    seed: Tensor,
+    rows_run: Tensor | None = None,
+) -> Accept:
+    requests, v = candidates.shape
+    vocab = logits.shape[1]
+    chunks = triton.cdiv(vocab, CHUNK)
+    device = logits.device
+    candidates, logits = candidates.contiguous(), logits.contiguous()
+    best = _row_best(logits, 0)
+    p_top, p_total = _row_sums(logits, temperature, v)
+    q_top = q_total = None
+    if draft_logits is not None:
+        draft_logits = draft_logits.contiguous()
+        q_top, q_total = _row_sums(draft_logits.view(-1, vocab), temperature, v - 1)
+    passed = torch.empty(requests, v - 1, dtype=torch.int32, device=device)
+    p_norm = torch.empty(requests, v, 2, device=device)
+    q_norm = torch.empty(requests, v - 1, 2, device=device)
+    race = torch.empty(2, requests, chunks, dtype=torch.int64, device=device)
+    if requests:
+        launch = LAUNCH["test"]
+        _test[(requests, v)](
+            candidates, logits, draft_logits, temperature, greedy, seed, prefix_len, best, p_top,
+            p_total, q_top, q_total, passed, p_norm, q_norm, vocab, chunks, requests, V=v,
+            num_warps=launch.num_warps, **launch.constexprs,
+        )  # fmt: skip
+        launch = LAUNCH["race"]
+        _race[(requests, chunks)](
+            candidates, logits, draft_logits, temperature, seed, prefix_len, verify_len, passed,
+            p_norm, q_norm, race, vocab, chunks, requests, V=v, CHUNK=CHUNK,
+            num_warps=launch.num_warps, **launch.constexprs,
+        )  # fmt: skip
+    return _run_report(
+        candidates, best[None], verify_len, prefix_len, rows_run, passed, race, greedy
+    )
+
+
+def _row_best(logits: Tensor, vocab_start: int) -> Tensor:
+    """Best packed (value, id) of each row and chunk, i64 [rows, chunks]."""
+    rows, vocab = logits.shape
+    chunks = triton.cdiv(vocab, CHUNK)
+    best = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
+    launch = LAUNCH["row_best"]
+    if rows:
+        _row_best_kernel[(rows, chunks)](
+            logits.contiguous(), best, vocab, vocab_start, chunks, CHUNK=CHUNK,
+            num_warps=launch.num_warps, **launch.constexprs,
+        )  # fmt: skip
+    return best
+
+
+def _row_sums(logits: Tensor, temperature: Tensor, rows_a_request: int) -> tuple[Tensor, Tensor]:
+    """(maximum, exp-sum) of logits / temperature for each row and chunk, f32 [rows, chunks]."""
+    rows, vocab = logits.shape
+    chunks = triton.cdiv(vocab, CHUNK)
+    top = torch.empty(rows, chunks, device=logits.device)
+    total = torch.empty_like(top)
+    launch = LAUNCH["row_sums"]
+    if rows:
+        _row_sums_kernel[(rows, chunks)](
+            logits, temperature, top, total, rows_a_request, vocab, chunks, CHUNK=CHUNK,
+            num_warps=launch.num_warps, **launch.constexprs,
+        )  # fmt: skip
+    return top, total
+
+
+def _run_report(
+    candidates: Tensor,
+    best: Tensor,  # [ranks, rows, chunks]
+    verify_len: Tensor,
+    prefix_len: Tensor,
+    rows_run: Tensor | None,
+    passed: Tensor | None = None,
+    race: Tensor | None = None,
+    greedy: Tensor | None = None,
+) -> Accept:
+    requests, v = candidates.shape
+
+    def i32() -> Tensor:
+        return torch.empty(requests, dtype=torch.int32, device=candidates.device)
+
+    def i64(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int64, device=candidates.device)
+
+    out = Accept(i32(), i64(requests), i32(), i64(requests), i32(), i64(requests, v))
+    launch = LAUNCH["report"]
+    if requests:
+        _report[(requests,)](
+            candidates.contiguous(), best, passed, race, greedy, verify_len,
+            verify_len if rows_run is None else rows_run, prefix_len, *out,
+            requests, best.shape[0], best.shape[2],
+            SAMPLED=passed is not None, V=v, V_P2=triton.next_power_of_2(v),
+            num_warps=launch.num_warps, **launch.constexprs,
+        )  # fmt: skip
+    return out
+
+
+_POINTERS = {
+    "candidates": "*i64", "logits": "*fp32", "draft_logits": "*fp32", "temperature": "*fp32",
+    "greedy": "*i1", "seed": "*i64", "prefix_len": "*i64", "best": "*i64", "top": "*fp32",
+    "total": "*fp32", "p_top": "*fp32", "p_total": "*fp32", "q_top": "*fp32", "q_total": "*fp32",
+    "passed": "*i32", "p_norm": "*fp32", "q_norm": "*fp32", "race": "*i64", "verify_len": "*i32",
+    "rows_run": "*i32", "out_accepted": "*i32", "out_bonus": "*i64", "out_commit": "*i32",
+    "out_new_len": "*i64", "out_trimmed": "*i32", "out_tokens": "*i64",
+}  # fmt: skip
+
+
+def _entry(op: str, fn, shape: str, **flags: int | None) -> AotEntry:
+    launch = LAUNCH[op]
+    constexprs = {**launch.constexprs, **flags}
+    arguments = [name for name in fn.arg_names if name not in constexprs]
+    return AotEntry(
+        name=f"accept.{op}[{shape}]",
+        fn=fn,
+        signature={name: _POINTERS.get(name, "i32") for name in arguments},
+        constexprs=constexprs,
+        divisible=tuple(name for name in arguments if name in (*_POINTERS, "vocab")),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        expects_mma=False,
+        hot=True,
+    )
+
+
+_NO_Q: dict[str, None] = dict.fromkeys(("draft_logits", "q_top", "q_total"))
+_NO_DRAW: dict[str, None] = dict.fromkeys(("passed", "race", "greedy"))
+AOT = [
+    _entry("row_best", _row_best_kernel, "fp32", CHUNK=CHUNK),
+    _entry("row_sums", _row_sums_kernel, "fp32", CHUNK=CHUNK),
+    _entry("test", _test, "gamma 5", V=6),
+    _entry("test", _test, "gamma 5, certain drafts", V=6, **_NO_Q),
+    _entry("race", _race, "gamma 5", V=6, CHUNK=CHUNK),
+    _entry("race", _race, "gamma 5, certain drafts", V=6, CHUNK=CHUNK, draft_logits=None),
+    _entry("report", _report, "greedy", SAMPLED=0, V=6, V_P2=8, **_NO_DRAW),
+    _entry("report", _report, "sampled", SAMPLED=1, V=6, V_P2=8),
+]
