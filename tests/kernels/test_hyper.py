@@ -2,22 +2,12 @@
 
 import pytest
 import torch
+from weight_cases import assert_rows_invariant, hyper_site, random_streams
 
 from dspark.kernels.hyper import mhc_head, mhc_post, mhc_pre, prepare_hyper, stream_mean
 from dspark.kernels.hyper.reference import sinkhorn
 
 EPS_NORM, EPS_HC, ITERS = 1e-6, 1e-6, 20
-
-
-def site(hidden, outputs=24, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    fn = torch.randn(outputs, 4 * hidden, generator=g) * hidden**-0.5
-    scale = torch.rand(3 if outputs == 24 else 1, generator=g) + 0.3
-    return prepare_hyper(fn), scale, torch.randn(outputs, generator=g)
-
-
-def streams(rows, hidden, seed=1, dtype=torch.bfloat16):
-    return torch.randn(rows, 4, hidden, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def literal_sinkhorn(logits, eps, iters):
@@ -58,7 +48,7 @@ def test_sinkhorn_ends_on_columns():
 
 
 def test_pre_matches_the_formula_in_oracle_mode():
-    x, (w, scale, base) = streams(5, 64, dtype=torch.float32), site(64)
+    x, (w, scale, base) = random_streams(5, 64, dtype=torch.float32), hyper_site(64)
     norm_w = torch.rand(64, generator=torch.Generator().manual_seed(3)) + 0.5
     got = mhc_pre(x, w, scale, base, norm_w, EPS_NORM, EPS_HC, ITERS)
     mix, post, comb = literal_pre(x, w, scale, base)
@@ -69,7 +59,7 @@ def test_pre_matches_the_formula_in_oracle_mode():
 
 
 def test_pre_normalises_the_rounded_mix_when_served():
-    x, (w, scale, base) = streams(5, 64), site(64)
+    x, (w, scale, base) = random_streams(5, 64), hyper_site(64)
     norm_w = torch.ones(64).bfloat16()
     got = mhc_pre(x, w, scale, base, norm_w, EPS_NORM, EPS_HC, ITERS)
     mix = literal_pre(x, w, scale, base)[0].bfloat16().double()
@@ -91,13 +81,13 @@ def test_post_sums_over_the_first_index_of_comb():
 
 def test_identity_site_keeps_the_streams():
     """A diagonal comb with post 0 carries the streams through unchanged."""
-    x = streams(3, 32)
+    x = random_streams(3, 32)
     comb = torch.eye(4).expand(3, 4, 4)
-    assert torch.equal(mhc_post(streams(3, 32)[:, 0], x, torch.zeros(3, 4), comb), x)
+    assert torch.equal(mhc_post(random_streams(3, 32)[:, 0], x, torch.zeros(3, 4), comb), x)
 
 
 def test_head_is_a_sigmoid_weighted_sum():
-    x, (w, scale, base) = streams(4, 64, dtype=torch.float32), site(64, outputs=4)
+    x, (w, scale, base) = random_streams(4, 64, dtype=torch.float32), hyper_site(64, outputs=4)
     flat = x.double().flatten(1)
     z = flat @ w.fn.double().t() * torch.rsqrt(flat.square().mean(1, keepdim=True) + EPS_NORM)
     pre = torch.sigmoid(z * scale.double() + base.double()) + EPS_HC
@@ -116,12 +106,12 @@ def test_agrees_with_hf_deepseek_v4():
     modeling = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
     config = modeling.DeepseekV4Config(hidden_size=64, hc_mult=4, hc_sinkhorn_iters=ITERS)
     module = modeling.DeepseekV4HyperConnection(config)
-    w, scale, base = site(64)
+    w, scale, base = hyper_site(64)
     with torch.no_grad():
         module.fn.copy_(w.fn)
         module.base.copy_(base)
         module.scale.copy_(scale)
-        x = streams(5, 64, dtype=torch.float32)
+        x = random_streams(5, 64, dtype=torch.float32)
         post, comb, mix = module(x.unsqueeze(0))
     got = mhc_pre(x, w, scale, base, torch.ones(64), EPS_NORM, config.hc_eps, ITERS)
     want = mix[0] * torch.rsqrt(mix[0].square().mean(1, keepdim=True) + EPS_NORM)
@@ -131,32 +121,21 @@ def test_agrees_with_hf_deepseek_v4():
 
 
 def test_rows_are_batch_invariant():
-    x, (w, scale, base) = streams(48, 64), site(64)
+    x, (w, scale, base) = random_streams(48, 64), hyper_site(64)
     norm_w = torch.ones(64).bfloat16()
 
-    def pre(rows):
-        return torch.cat(
-            [
-                part.float().flatten(1)
-                for part in mhc_pre(rows, w, scale, base, norm_w, EPS_NORM, EPS_HC, ITERS)
-            ],
-            1,
-        )
+    def pre(index):
+        parts = mhc_pre(x[index], w, scale, base, norm_w, EPS_NORM, EPS_HC, ITERS)
+        return torch.cat([part.float().flatten(1) for part in parts], 1)
 
-    whole = pre(x)
-    order = torch.randperm(48, generator=torch.Generator().manual_seed(7))
-    assert torch.equal(pre(x[order]), whole[order])
-    assert torch.equal(pre(x[:6]), whole[:6])
-    for i in range(0, 48, 5):
-        assert torch.equal(pre(x[i : i + 1]), whole[i : i + 1])
+    assert_rows_invariant(pre, 48)
     got = mhc_pre(x, w, scale, base, norm_w, EPS_NORM, EPS_HC, ITERS)
     f = x[:, 2].contiguous()
-    after = mhc_post(f, x, got.post, got.comb)
-    assert torch.equal(mhc_post(f[9:10], x[9:10], got.post[9:10], got.comb[9:10]), after[9:10])
+    assert_rows_invariant(lambda i: mhc_post(f[i], x[i], got.post[i], got.comb[i]), 48)
 
 
 def test_row_chunks_and_nan_do_not_touch_other_rows():
-    x, (w, scale, base) = streams(130, 64), site(64)
+    x, (w, scale, base) = random_streams(130, 64), hyper_site(64)
     norm_w = torch.ones(64).bfloat16()
     clean = mhc_pre(x, w, scale, base, norm_w, EPS_NORM, EPS_HC, ITERS)
     x[129, 0, 0] = float("nan")
@@ -167,19 +146,19 @@ def test_row_chunks_and_nan_do_not_touch_other_rows():
 
 
 def test_no_rows():
-    x, (w, scale, base) = streams(0, 64), site(64)
+    x, (w, scale, base) = random_streams(0, 64), hyper_site(64)
     got = mhc_pre(x, w, scale, base, torch.ones(64), EPS_NORM, EPS_HC, ITERS)
     assert [tuple(part.shape) for part in got] == [(0, 64), (0, 4), (0, 4, 4)]
     assert mhc_post(x[:, 0], x, got.post, got.comb).shape == (0, 4, 64)
     assert stream_mean(x).shape == (0, 64)
-    w4, scale4, base4 = site(64, outputs=4)
+    w4, scale4, base4 = hyper_site(64, outputs=4)
     assert mhc_head(x, w4, scale4, base4, EPS_NORM, EPS_HC).shape == (0, 64)
 
 
 def test_bad_shapes_are_refused():
-    w, scale, base = site(64)
+    w, scale, base = hyper_site(64)
     with pytest.raises(ValueError, match="does not fit streams"):
-        mhc_pre(streams(2, 32), w, scale, base, torch.ones(32), EPS_NORM, EPS_HC, ITERS)
+        mhc_pre(random_streams(2, 32), w, scale, base, torch.ones(32), EPS_NORM, EPS_HC, ITERS)
     with pytest.raises(ValueError, match="does not fit streams"):
         mhc_post(torch.zeros(2, 8), torch.zeros(2, 4, 16), torch.zeros(2, 4), torch.zeros(2, 4, 4))
     with pytest.raises(ValueError, match="hc fn must be f32"):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from weight_cases import assert_rows_invariant, random_fp8, random_rows
 
 from dspark.kernels.linear import (
     act_quant,
@@ -14,32 +15,11 @@ from dspark.kernels.linear import (
     grouped_linear,
     prepare_bf16,
     prepare_fp8,
+    reference,
     rms_norm,
 )
 
 FP8 = torch.float8_e4m3fn
-
-
-def random_fp8(n, k, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    codes = torch.randn(n, k, generator=g).to(FP8)
-    scales = torch.randint(118, 128, (-(-n // 128), -(-k // 128)), generator=g).to(torch.uint8)
-    return prepare_fp8(codes, scales)
-
-
-def random_rows(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def assert_row_invariant(function, rows):
-    """Each row alone == inside six == inside a permuted batch, bit for bit."""
-    count = rows.shape[0]
-    whole = function(rows)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(7))
-    assert torch.equal(function(rows[order]), whole[order])
-    assert torch.equal(function(rows[:6]), whole[:6])
-    for i in range(0, count, 5):
-        assert torch.equal(function(rows[i : i + 1]), whole[i : i + 1])
 
 
 def test_e8m0_bytes_are_powers_of_two():
@@ -134,19 +114,19 @@ def test_rms_norm_by_hand():
 
 
 def test_rows_are_batch_invariant():
-    x = random_rows(48, 256)
+    x, norm = random_rows(48, 256), random_rows(256, seed=4)
     fp8, bf16 = random_fp8(192, 256), prepare_bf16(random_rows(96, 256, seed=3))
-    assert_row_invariant(lambda rows: fp8_linear(rows, fp8, torch.float32), x)
-    assert_row_invariant(lambda rows: bf16_linear(rows, bf16, torch.float32), x)
-    norm = random_rows(256, seed=4)
-    assert_row_invariant(lambda rows: rms_norm(rows, norm, 1e-6), x)
     grouped = random_fp8(2 * 64, 128)
-    assert_row_invariant(lambda rows: grouped_linear(rows.view(-1, 2, 128), grouped), x)
+    for op in (
+        lambda rows: fp8_linear(rows, fp8, torch.float32),
+        lambda rows: bf16_linear(rows, bf16, torch.float32),
+        lambda rows: grouped_linear(rows.view(-1, 2, 128), grouped),
+        lambda rows: rms_norm(rows, norm, 1e-6),
+    ):
+        assert_rows_invariant(lambda index, op=op: op(x[index]), 48)
 
 
 def test_row_chunks_do_not_change_rows(monkeypatch):
-    from dspark.kernels.linear import reference
-
     x, w = random_rows(48, 128), random_fp8(64, 128)
     whole = fp8_linear(x, w)
     monkeypatch.setattr(reference, "ROW_CHUNK", 10)

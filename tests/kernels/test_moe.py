@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from weight_cases import assert_rows_invariant, random_experts, random_route, random_rows
 
 from dspark.kernels.moe import (
     Route,
@@ -14,36 +15,6 @@ from dspark.kernels.moe import (
 )
 
 LIMIT = 10.0
-
-
-def random_experts(count, hidden, width, seed=0):
-    g = torch.Generator().manual_seed(seed)
-
-    def byte(*shape, low=0, high=256):
-        return torch.randint(low, high, shape, generator=g).to(torch.uint8)
-
-    return prepare_experts(
-        byte(count, 2 * width, hidden // 2),
-        byte(count, 2 * width, hidden // 32, low=119, high=126),
-        byte(count, hidden, width // 2),
-        byte(count, hidden, width // 32, low=119, high=126),
-    )
-
-
-def random_route(rows, count, k, seed=3):
-    g = torch.Generator().manual_seed(seed)
-    return route(
-        torch.randn(rows, count, generator=g),
-        torch.randn(count, generator=g) * 0.1,
-        None,
-        torch.zeros(rows, dtype=torch.int64),
-        k,
-        1.5,
-    )
-
-
-def random_rows(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def test_e2m1_codes_times_e8m0_scales():
@@ -143,23 +114,19 @@ def test_rows_are_batch_invariant():
         picked = Route(chosen.weights[index], chosen.experts[index])
         return moe_mxfp4(x[index], experts, picked, LIMIT, shared[index])
 
-    whole = run(torch.arange(48))
-    order = torch.randperm(48, generator=torch.Generator().manual_seed(7))
-    assert torch.equal(run(order), whole[order])
-    assert torch.equal(run(torch.arange(6)), whole[:6])
-    for i in range(0, 48, 5):
-        assert torch.equal(run(torch.tensor([i])), whole[i : i + 1])
+    assert_rows_invariant(run, 48)
 
 
 def test_routes_are_batch_invariant():
     logits = torch.randn(48, 256, generator=torch.Generator().manual_seed(9))
     bias = torch.randn(256, generator=torch.Generator().manual_seed(8)) * 0.01
     ids = torch.zeros(48, dtype=torch.int64)
-    whole = route(logits, bias, None, ids, 6, 1.5)
-    for i in range(48):
-        alone = route(logits[i : i + 1], bias, None, ids[:1], 6, 1.5)
-        assert torch.equal(alone.experts, whole.experts[i : i + 1])
-        assert torch.equal(alone.weights, whole.weights[i : i + 1])
+
+    def run(index):
+        chosen = route(logits[index], bias, None, ids[index], 6, 1.5)
+        return torch.cat((chosen.weights, chosen.experts), 1)
+
+    assert_rows_invariant(run, 48)
 
 
 def test_padded_and_nan_rows_stay_alone():

@@ -2,26 +2,16 @@
 
 import pytest
 import torch
+from weight_cases import hyper_site, random_streams
 
-from dspark.kernels.hyper import kernel, prepare_hyper, reference
+from dspark.kernels.hyper import kernel, reference
 
 EPS, ITERS = 1e-6, 20
 
 
-def site(hidden, outputs=24, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    fn = torch.randn(outputs, 4 * hidden, generator=g) * hidden**-0.5
-    scale = torch.rand(3 if outputs == 24 else 1, generator=g) + 0.3
-    return prepare_hyper(fn), scale, torch.randn(outputs, generator=g)
-
-
-def streams(rows, hidden, seed=1):
-    return torch.randn(rows, 4, hidden, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 128), (5, 96)])
 def test_pre(rows, hidden):
-    x, (w, scale, base) = streams(rows, hidden), site(hidden)
+    x, (w, scale, base) = random_streams(rows, hidden), hyper_site(hidden)
     norm_w = torch.rand(hidden).add(0.5).bfloat16()
     got = kernel.mhc_pre(x, w, scale, base, norm_w, EPS, EPS, ITERS)
     want = reference.mhc_pre(x, w, scale, base, norm_w, EPS, EPS, ITERS)
@@ -31,7 +21,7 @@ def test_pre(rows, hidden):
 
 
 def test_post():
-    x, f = streams(2, 96), streams(2, 96, seed=2)[:, 0].contiguous()
+    x, f = random_streams(2, 96), random_streams(2, 96, seed=2)[:, 0].contiguous()
     g = torch.Generator().manual_seed(3)
     post, comb = torch.rand(2, 4, generator=g), torch.rand(2, 4, 4, generator=g)
     got = kernel.mhc_post(f, x, post, comb)
@@ -39,7 +29,7 @@ def test_post():
 
 
 def test_head_and_mean():
-    x, (w, scale, base) = streams(3, 128), site(128, outputs=4)
+    x, (w, scale, base) = random_streams(3, 128), hyper_site(128, outputs=4)
     got = kernel.mhc_head(x, w, scale, base, EPS, EPS)
     want = reference.mhc_head(x, w, scale, base, EPS, EPS)
     torch.testing.assert_close(got, want, rtol=2**-7, atol=1e-3)
@@ -47,7 +37,7 @@ def test_head_and_mean():
 
 
 def test_rows_do_not_depend_on_their_batch():
-    x, (w, scale, base) = streams(5, 128), site(128)
+    x, (w, scale, base) = random_streams(5, 128), hyper_site(128)
     norm_w = torch.ones(128).bfloat16()
     whole = kernel.mhc_pre(x, w, scale, base, norm_w, EPS, EPS, ITERS)
     alone = kernel.mhc_pre(x[3:4], w, scale, base, norm_w, EPS, EPS, ITERS)
@@ -56,7 +46,7 @@ def test_rows_do_not_depend_on_their_batch():
 
 
 def test_nan_stays_in_its_row():
-    x, (w, scale, base) = streams(3, 128), site(128)
+    x, (w, scale, base) = random_streams(3, 128), hyper_site(128)
     norm_w = torch.ones(128).bfloat16()
     clean = kernel.mhc_pre(x, w, scale, base, norm_w, EPS, EPS, ITERS)
     x[1, 2, 3] = float("nan")
@@ -67,7 +57,7 @@ def test_nan_stays_in_its_row():
 
 
 def test_no_rows():
-    x, (w, scale, base) = streams(0, 128), site(128)
+    x, (w, scale, base) = random_streams(0, 128), hyper_site(128)
     got = kernel.mhc_pre(x, w, scale, base, torch.ones(128), EPS, EPS, ITERS)
     assert got.comb.shape == (0, 4, 4)
     assert kernel.mhc_post(x[:, 0], x, got.post, got.comb).shape == (0, 4, 128)

@@ -2,25 +2,9 @@
 
 import pytest
 import torch
+from weight_cases import assert_close, random_fp8, random_rows
 
-from dspark.kernels.linear import kernel, prepare_bf16, prepare_fp8, reference
-
-
-def random_fp8(n, k, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    codes = torch.randn(n, k, generator=g).to(torch.float8_e4m3fn)
-    scales = torch.randint(118, 128, (-(-n // 128), -(-k // 128)), generator=g)
-    return prepare_fp8(codes, scales.to(torch.uint8))
-
-
-def random_rows(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def assert_close(got, want, bound=3e-3):
-    got, want = got.double(), want.double()
-    assert (got - want).norm() <= bound * want.norm()
-    assert (got - want).abs().max() <= 5 * bound * want.abs().max()
+from dspark.kernels.linear import kernel, prepare_bf16, reference
 
 
 @pytest.mark.parametrize(("rows", "k"), [(1, 128), (5, 256), (3, 192)])

@@ -2,37 +2,14 @@
 
 import pytest
 import torch
+from weight_cases import assert_close, random_experts, random_route, random_rows
 
 from dspark.kernels.moe import kernel, prepare_experts, reference
 
 
-def byte(g, *shape, low=0, high=256):
-    return torch.randint(low, high, shape, generator=g).to(torch.uint8)
-
-
-def random_experts(count, hidden, width, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return prepare_experts(
-        byte(g, count, 2 * width, hidden // 2),
-        byte(g, count, 2 * width, hidden // 32, low=119, high=126),
-        byte(g, count, hidden, width // 2),
-        byte(g, count, hidden, width // 32, low=119, high=126),
-    )
-
-
 def case(rows, count=4, hidden=128, width=64, k=2, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, hidden, generator=g).bfloat16()
-    route = reference.route(
-        torch.randn(rows, count, generator=g), None, None, torch.zeros(rows).long(), k, 1.5
-    )
-    return x, random_experts(count, hidden, width), route
-
-
-def assert_close(got, want):
-    error = (got.double() - want.double()).norm() / want.double().norm()
-    assert error < 3e-3
-    assert (got.double() - want.double()).abs().max() <= 1.5e-2 * want.double().abs().max()
+    route = random_route(rows, count, k)
+    return random_rows(rows, hidden, seed=seed), random_experts(count, hidden, width), route
 
 
 @pytest.mark.parametrize("rows", [1, 3])

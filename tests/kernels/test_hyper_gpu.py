@@ -1,0 +1,83 @@
+"""Hyper-connections on a GPU at the model's width, against the fp64 reference on the CPU."""
+
+import pytest
+import torch
+from weight_cases import (
+    assert_close,
+    assert_rows_invariant,
+    hyper_site,
+    random_rows,
+    random_streams,
+)
+
+from dspark.kernels.hyper import (
+    mhc_head,
+    mhc_post,
+    mhc_pre,
+    prepare_hyper,
+    reference,
+    stream_mean,
+)
+
+pytestmark = pytest.mark.gpu
+
+EPS, ITERS, HIDDEN = 1e-6, 20, 4096
+
+
+class Site:
+    """One site on the CPU and on the device."""
+
+    def __init__(self, device, outputs=24):
+        w, scale, base = hyper_site(HIDDEN, outputs)
+        self.on_cpu = (w, scale, base)
+        self.on_gpu = (prepare_hyper(w.fn.to(device)), scale.to(device), base.to(device))
+
+
+@pytest.mark.parametrize("rows", [1, 6, 48, 64, 70])
+def test_pre(device, rows):
+    site, x = Site(device), random_streams(rows, HIDDEN)
+    norm_w = random_rows(HIDDEN, seed=5)
+    got = mhc_pre(x.to(device), *site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
+    want = reference.mhc_pre(x, *site.on_cpu, norm_w, EPS, EPS, ITERS)
+    assert_close(got.post, want.post, 2e-6)
+    assert_close(got.comb, want.comb, 2e-6)
+    assert_close(got.y, want.y)
+
+
+@pytest.mark.parametrize("rows", [1, 48])
+def test_post_head_and_mean(device, rows):
+    x, f = random_streams(rows, HIDDEN), random_rows(rows, HIDDEN, seed=6)
+    post, comb = torch.rand(rows, 4), torch.rand(rows, 4, 4)
+    got = mhc_post(*(t.to(device) for t in (f, x, post, comb)))
+    assert_close(got, reference.mhc_post(f, x, post, comb))
+    site = Site(device, outputs=4)
+    got = mhc_head(x.to(device), *site.on_gpu, EPS, EPS)
+    assert_close(got, reference.mhc_head(x, *site.on_cpu, EPS, EPS))
+    assert torch.equal(stream_mean(x.to(device)).cpu(), reference.stream_mean(x))
+
+
+def test_rows_do_not_depend_on_their_batch(device):
+    site, x = Site(device), random_streams(100, HIDDEN).to(device)
+    norm_w = random_rows(HIDDEN, seed=5).to(device)
+    f = x[:, 2].contiguous()
+
+    def run(index):
+        rows = x[index.to(device)]
+        pre = mhc_pre(rows, *site.on_gpu, norm_w, EPS, EPS, ITERS)
+        after = mhc_post(f[index.to(device)], rows, pre.post, pre.comb)
+        return torch.cat([part.float().flatten(1) for part in (*pre, after)], 1).cpu()
+
+    whole = assert_rows_invariant(run, 100)
+    assert torch.equal(run(torch.arange(64)), whole[:64])
+    assert torch.equal(run(torch.arange(65)), whole[:65])
+
+
+def test_nan_stays_in_its_row(device):
+    site, x = Site(device), random_streams(6, HIDDEN).to(device)
+    norm_w = torch.ones(HIDDEN, dtype=torch.bfloat16, device=device)
+    clean = mhc_pre(x, *site.on_gpu, norm_w, EPS, EPS, ITERS)
+    x[2, 1, 9] = float("nan")
+    got = mhc_pre(x, *site.on_gpu, norm_w, EPS, EPS, ITERS)
+    keep = torch.arange(6) != 2
+    for a, b in zip(got, clean, strict=True):
+        assert torch.equal(a[keep], b[keep])
