@@ -29,8 +29,8 @@ def is_penalised(params: Any) -> bool:
 
 
 def stop_ids(req: Any) -> set[int]:
-    """Tokens that min_new_tokens holds back."""
-    found = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    """Tokens that min_new_tokens holds back, as SGLang chooses them."""
+    found = set(req.sampling_params.stop_token_ids or ())
     if req.tokenizer is not None:
         found |= set(getattr(req.tokenizer, "additional_stop_token_ids", None) or ())
         if req.tokenizer.eos_token_id is not None:
