@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from dspark.kernels.collective import Group, gather
-from dspark.kernels.collective.argmax import pack as pack_host
 from dspark.kernels.collective.argmax_kernel import NOTHING, pack, token_of
 from dspark.kernels.draft import Confidence, MarkovBlock
 from dspark.kernels.linear import Bf16Weight
@@ -40,7 +39,7 @@ def _best(reports, rows, requests, count, BLOCK_M: tl.constexpr, BLOCK_P: tl.con
 
 @triton.jit
 def _markov_step(
-    base, w1, w2, reports, temperature, greedy, seed, prefix_len, logits, tokens, new_reports,
+    base, prev, w1, w2, reports, temperature, greedy, seed, prefix_len, logits, tokens, new_reports,
     k, requests, gamma, shard, vocab_start, count,
     RANK: tl.constexpr, SAMPLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -53,7 +52,9 @@ def _markov_step(
     real = rows < requests
     inside = real[:, None] & (columns[None, :] < shard)
 
+    # The first step has no reports: its token is given.
     previous = token_of(_best(reports, rows, requests, count, BLOCK_M, BLOCK_P))
+    previous = tl.where(k == 0, tl.load(prev + rows, mask=real, other=0), previous)
     if (block == 0) & (k > 0):
         tl.store(tokens + rows * gamma + k - 1, previous, mask=real)
 
@@ -142,7 +143,7 @@ def markov_block(
     best = torch.empty(1, requests, dtype=torch.int64, device=device)
     # Step k reads the reports of step k - 1 while writing its own.
     spare = torch.empty(2, blocks, requests, dtype=torch.int64, device=device)
-    reports = pack_host(torch.zeros(requests, device=device), prev)[None]
+    reports = spare[1, :0]
     if requests == 0:
         return MarkovBlock(tokens, logits)
 
@@ -155,8 +156,8 @@ def markov_block(
     for k in range(gamma):
         new_reports = spare[k % 2]
         _markov_step[(blocks, triton.cdiv(requests, launch.constexprs["BLOCK_M"]))](
-            base, w1, w2.weight, reports, temperature, greedy, seed, prefix_len, logits, tokens,
-            new_reports, k, requests, gamma, shard, vocab_start, reports.shape[0],
+            base, prev, w1, w2.weight, reports, temperature, greedy, seed, prefix_len, logits,
+            tokens, new_reports, k, requests, gamma, shard, vocab_start, reports.shape[0],
             RANK=rank, SAMPLED=temperature is not None,
             num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
         )  # fmt: skip
@@ -185,8 +186,9 @@ def confidence(
 
 
 _POINTERS = {
-    "base": "*fp32", "w1": "*bf16", "w2": "*bf16", "reports": "*i64", "temperature": "*fp32",
-    "greedy": "*i1", "seed": "*i64", "prefix_len": "*i64", "logits": "*fp32", "tokens": "*i64",
+    "base": "*fp32", "prev": "*i64", "w1": "*bf16", "w2": "*bf16", "reports": "*i64",
+    "temperature": "*fp32", "greedy": "*i1", "seed": "*i64", "prefix_len": "*i64",
+    "logits": "*fp32", "tokens": "*i64",
     "new_reports": "*i64", "best": "*i64", "hidden": "*bf16", "prev_tokens": "*i64",
     "proj": "*fp32", "probability": "*fp32", "logit": "*fp32",
 }  # fmt: skip

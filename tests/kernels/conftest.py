@@ -43,6 +43,24 @@ def poisoned_empty(monkeypatch):
         monkeypatch.setattr(owner, name, poisoned)
 
 
+def goodness_of_fit(tokens: torch.Tensor, p: torch.Tensor) -> tuple[float, float]:
+    """(chi-square p value, total variation) of observed tokens against probabilities p."""
+    counts = torch.bincount(tokens, minlength=len(p)).double()
+    assert (counts[p == 0] == 0).all(), "a token of probability 0 was emitted"
+    expected = p.double() / p.double().sum() * counts.sum()
+    live = expected > 0
+    statistic = ((counts - expected)[live] ** 2 / expected[live]).sum()
+    freedom = torch.tensor((int(live.sum()) - 1) / 2, dtype=torch.float64)
+    tail = torch.special.gammaincc(freedom, statistic / 2)
+    return float(tail), float((counts - expected).abs().sum() / 2 / counts.sum())
+
+
+@pytest.fixture
+def goodness():
+    """`goodness_of_fit`, for tests of a sampler's law."""
+    return goodness_of_fit
+
+
 @pytest.fixture
 def device() -> torch.device:
     """Where a `gpu` test puts its tensors."""

@@ -80,7 +80,7 @@ def test_a_broken_target_row_accepts_nothing(broken):
 
 
 @pytest.mark.parametrize("broken", [torch.nan, -torch.inf, torch.inf])
-def test_broken_draft_logits_still_sample_the_target(broken):
+def test_broken_draft_logits_still_sample_the_target(broken, goodness):
     n = 20_000
     p = torch.tensor([0.1, 0.2, 0.3, 0.4])
     logits = p.log().expand(n * 2, 4).contiguous()
@@ -153,18 +153,6 @@ def test_shapes_are_checked():
 DRAWS, VOCAB = 100_000, 16
 
 
-def goodness(tokens: torch.Tensor, p: torch.Tensor) -> tuple[float, float]:
-    """(chi-square p value, total variation) of observed tokens against probabilities p."""
-    counts = torch.bincount(tokens, minlength=len(p)).double()
-    assert (counts[p == 0] == 0).all(), "a token of probability 0 was emitted"
-    expected = p.double() / p.double().sum() * counts.sum()
-    live = expected > 0
-    statistic = ((counts - expected)[live] ** 2 / expected[live]).sum()
-    freedom = torch.tensor((int(live.sum()) - 1) / 2, dtype=torch.float64)
-    tail = torch.special.gammaincc(freedom, statistic / 2)
-    return float(tail), float((counts - expected).abs().sum() / 2 / counts.sum())
-
-
 def top_k(logits, k=5):
     kept = logits.topk(k, -1).values[..., -1:]
     return logits.masked_fill(logits < kept, -torch.inf)
@@ -202,7 +190,7 @@ def draft_tokens(kind: str, logits: torch.Tensor, temperature: float, stream: rn
 
 @pytest.mark.parametrize("kind", ["argmax", "sampled", "adversarial"])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_the_output_law_is_the_target(kind, setting):
+def test_the_output_law_is_the_target(kind, setting, goodness):
     """Two tokens of DRAWS independent requests: the first, and the second given the first."""
     temperature, keep = SETTINGS[setting]
     generator = torch.Generator().manual_seed(11)
@@ -277,7 +265,7 @@ def test_acceptance_rate_is_the_overlap():
     assert abs(got.accepted.double().mean() - overlap) < 0.005
 
 
-def test_a_capped_run_draws_from_the_target():
+def test_a_capped_run_draws_from_the_target(goodness):
     """verify_len 1: nothing is tested, the token comes from p whatever the draft was."""
     p = torch.tensor([0.5, 0.25, 0.125, 0.125])
     n = 20_000
