@@ -15,11 +15,11 @@ import torch
 
 from dspark.kernels.attention import kernel as attention_kernel
 from dspark.kernels.attention import mla_sparse
-from dspark.kernels.compress import c4_compress, c128_compress
+from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
 from dspark.kernels.indexer import index_q, index_select
 from dspark.kernels.indexer.pages import PACKED_STRIDE
 from dspark.kernels.plan import LaunchConfig
-from dspark.kernels.qkv import kv_norm_rope_store, page_stride, q_norm_rope
+from dspark.kernels.qkv import page_stride, q_kv_prepare
 
 COPIES = 8  # of every input, so that a replay does not find it in the cache
 HEADS, INDEX_HEADS, TOPK, WINDOW, VERIFY = 8, 64, 512, 128, 6
@@ -86,6 +86,18 @@ def attention_cases(rows: int, context: int) -> Iterator[Case]:
         yield f"attention {name}", rows * (width + entries) * 584, launch
 
 
+def compress_stream(rows: int, ratio: int, width: int) -> C4Stream:
+    """Raw rows, bias, ring, norm weight and pool of one compressor (C128 has the same parts)."""
+    halves = 2 if ratio == 4 else 1
+    return C4Stream(
+        torch.randn(rows, 2 * halves * width, device="cuda"),
+        torch.randn(halves * ratio, width, device="cuda"),
+        torch.randn(rows * 256, 2 * halves * width, device="cuda"),
+        torch.ones(width, device="cuda").bfloat16(),
+        random_pool(256, PACKED_STRIDE if width == 128 else page_stride(64)),
+    )
+
+
 def other_cases(rows: int, context: int) -> Iterator[Case]:
     table = torch.randn(context, 64, device="cuda")
     requests = -(-rows // VERIFY)
@@ -96,45 +108,39 @@ def other_cases(rows: int, context: int) -> Iterator[Case]:
     pos = context - VERIFY - 1 + in_req
 
     q = torch.randn(rows, HEADS, 512, device="cuda").bfloat16()
-    yield "q_norm_rope", 2 * q.nbytes, lambda i: q_norm_rope(q, table, pos)
-
     kv, w = q[:, 0].contiguous(), torch.ones(512, device="cuda").bfloat16()
     pool = random_pool(64, page_stride(256))
     loc = torch.arange(rows, device="cuda").int()
     yield (
-        "kv_norm_rope_store",
-        rows * (1024 + 584),
-        lambda i: kv_norm_rope_store(kv, w, table, pos, loc, pool, 256),
+        "q_kv_prepare",
+        2 * q.nbytes + rows * (1024 + 584),
+        lambda i: q_kv_prepare(q, kv, w, table, pos, loc, pool, 256),
     )
 
-    for name, ratio, width, kind in [("c4", 4, 512, "kv"), ("c4 index", 4, 128, "index"),
-                                     ("c128", 128, 512, "kv")]:  # fmt: skip
-        halves = 2 if ratio == 4 else 1
-        columns = 2 * halves * width
-        s = torch.randn(rows, columns, device="cuda")
-        ring = torch.randn(rows * 256, columns, device="cuda")
-        base = owner * 256
-        group = [base + (pos - back) % 16 for back in (7, 3)]
-        if ratio == 128:
-            group = [base, torch.full_like(base, 256)]
-        plan = torch.stack([pos, *group, in_req], 1).int()
-        store = (base + pos % 256).int()
-        ape = torch.randn(ratio * halves, width, device="cuda")
-        norm = torch.ones(width, device="cuda").bfloat16()
-        target = random_pool(256, PACKED_STRIDE if kind == "index" else page_stride(64))
-        for closing in (False, True):  # no window closes, or one closes in every request
-            last = in_req == in_req.max()
-            out_loc = torch.where(last & closing, torch.arange(rows, device="cuda"), -1).int()
-            arguments = (s, ape, ring, plan, store, norm, table, out_loc, target)
+    last = in_req == in_req.max()
+    for closing in (False, True):  # no window closes, or one closes in every request
+        out_loc = torch.where(last & closing, torch.arange(rows, device="cuda"), -1).int()
+        note = " closing" if closing else ""
+        for name, ratio, widths in [("c4 pair", 4, (512, 128)), ("c128", 128, (512,))]:
+            base = owner * 256
+            group = [base + (pos - back) % 16 for back in (7, 3)]
+            if ratio == 128:
+                group = [base, torch.full_like(base, 256)]
+            plan = torch.stack([pos, *group, in_req], 1).int()
+            store = (base + pos % 256).int()
+            streams = [compress_stream(rows, ratio, width) for width in widths]
 
-            def launch(i: int, ratio=ratio, kind=kind, arguments=arguments) -> None:
-                if ratio == 4:
-                    c4_compress(*arguments, 64, kind)
+            def launch(i: int, streams=streams, plan=plan, store=store, loc=out_loc) -> None:
+                if len(streams) == 2:
+                    c4_compress_pair(*streams, plan, store, table, loc, few_rows=True)
                 else:
-                    c128_compress(*arguments, 64)
+                    s, ape, ring, norm, target = streams[0]
+                    c128_compress(s, ape, ring, plan, store, norm, table, loc, target, 64)
 
-            moved = rows * columns * 8 + closing * requests * ape.shape[0] * width * 8
-            yield f"compress {name}{' closing' if closing else ''}", moved, launch
+            moved = sum(
+                2 * part.s.nbytes + closing * requests * part.ape.nbytes * 2 for part in streams
+            )
+            yield f"compress {name}{note}", moved, launch
 
     iq = torch.randn(rows, INDEX_HEADS, 128, device="cuda").bfloat16()
     iw = torch.randn(rows, INDEX_HEADS, device="cuda").bfloat16()

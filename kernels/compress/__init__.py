@@ -12,9 +12,10 @@ window's first token and stored. Windows (model section "compressor"):
 import torch
 from torch import Tensor
 
+from dspark.kernels.compress.stream import C4Stream
 from dspark.kernels.dispatch import use_triton
 
-__all__ = ["c4_compress", "c128_compress"]
+__all__ = ["C4Stream", "c4_compress", "c4_compress_pair", "c128_compress"]
 
 KINDS = ("kv", "index")
 
@@ -61,6 +62,40 @@ def c4_compress(
     implementation.c4_compress(
         s, ape, state, plan, store, norm_w, cos_sin, out_loc, pool, entries_per_page, kind, eps
     )
+
+
+def c4_compress_pair(
+    main: C4Stream,
+    index: C4Stream,
+    plan: Tensor,
+    store: Tensor,
+    cos_sin: Tensor,
+    out_loc: Tensor,
+    entries_per_page: int = 64,
+    eps: float = 1e-6,
+    *,
+    few_rows: bool,
+) -> None:
+    """Both compressors of a C4 layer: `c4_compress` of `main` (kv), then of `index`.
+
+    few_rows: no request has more than ring - 7 rows in this forward (decode, verify). Then no raw
+    row can land where an entry of the same forward still reads, and one launch does everything;
+    otherwise four do. Other arguments and errors as `c4_compress`.
+    """
+    if few_rows and use_triton(main.s):
+        from dspark.kernels.compress import kernel
+
+        for part in (main, index):
+            _check(
+                part.s, part.ape, part.state, plan, store, part.norm_w, out_loc, terms=8, halves=2
+            )
+        kernel.c4_step(main, index, plan, store, cos_sin, out_loc, entries_per_page, eps)
+        return
+    for part, kind in ((main, "kv"), (index, "index")):
+        c4_compress(
+            part.s, part.ape, part.state, plan, store, part.norm_w, cos_sin, out_loc, part.pool,
+            entries_per_page, kind, eps,
+        )  # fmt: skip
 
 
 def c128_compress(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dspark.kernels.compress import c4_compress, c128_compress
+from dspark.kernels.compress import C4Stream, c4_compress, c4_compress_pair, c128_compress
 from dspark.kernels.indexer.pages import PACKED_STRIDE
 from dspark.kernels.qkv import load_slots, page_stride
 
@@ -213,6 +213,17 @@ def test_first_window_ignores_the_ring():
     c.state.fill_(torch.nan)
     c.forward(0, 8)
     torch.testing.assert_close(c.entries(2), c.brute_force(2), atol=2e-6, rtol=1e-5)
+
+
+def test_pair_runs_both_compressors():
+    parts = []
+    for width in (512, 128):
+        c = Compressor(4, width, 64)
+        plan, store, out_loc = c.addresses(0, 64)
+        parts.append((c, C4Stream(c.raw, c.ape, c.state, c.norm, c.pool)))
+    c4_compress_pair(*(s for _, s in parts), plan, store, table(), out_loc, few_rows=False)
+    for c, _ in parts:
+        torch.testing.assert_close(c.entries(16), c.brute_force(16), atol=2e-6, rtol=1e-5)
 
 
 def test_packed_pools_hold_the_quantised_entries():

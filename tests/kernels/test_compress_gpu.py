@@ -5,7 +5,7 @@ import torch
 from kv_cases import Compress, assert_pool_close, compress_case
 
 from dspark.kernels import compress
-from dspark.kernels.compress import reference
+from dspark.kernels.compress import C4Stream, reference
 from dspark.kernels.indexer.pages import PACKED_STRIDE
 from dspark.kernels.qkv import page_stride
 
@@ -57,6 +57,23 @@ def test_verify_rows_equal_single_rows_and_other_batches(device, ratio, width):
         run(compress, step, ratio, width)
     assert torch.equal(alone.pool, whole.pool)
     assert torch.equal(alone.state, whole.state)
+
+
+@pytest.mark.parametrize("requests", [[(122 + r, 6) for r in range(8)], [(0, 9)], [(7, 1)]])
+def test_one_launch_equals_four(device, requests):
+    """Ring 16: nine rows of a request are the most that may share a launch."""
+    streams = {}
+    for few_rows in (True, False):
+        main = compress_case(4, 512, requests, padded=1).to(device)
+        index = compress_case(4, 128, requests, padded=1).to(device)
+        parts = [C4Stream(c.s, c.ape, c.state, c.norm_w, c.pool) for c in (main, index)]
+        compress.c4_compress_pair(
+            *parts, main.plan, main.store, main.cos_sin, main.out_loc, few_rows=few_rows
+        )
+        streams[few_rows] = parts
+    for one, four in zip(streams[True], streams[False], strict=True):
+        assert torch.equal(one.state, four.state)
+        assert torch.equal(one.pool, four.pool)
 
 
 @pytest.mark.parametrize(("ratio", "width"), KINDS)

@@ -5,7 +5,7 @@ import torch
 from kv_cases import assert_pool_close, compress_case
 
 from dspark.kernels import compress
-from dspark.kernels.compress import reference
+from dspark.kernels.compress import C4Stream, reference
 
 EPS = 1e-6
 CASES = [
@@ -65,3 +65,19 @@ def test_all_empty_window_gives_zero():
     run(compress, case, 4, 512)
     slot = case.pool[1]
     assert (slot[:576] == 0).all()
+
+
+@pytest.mark.parametrize("requests", [[(13, 6), (250, 6)], [(2, 1)], [(0, 9)]])
+def test_one_launch_equals_four(requests):
+    """Ring 16: nine rows of a request are the most that may share a launch."""
+    streams = {}
+    for few_rows in (True, False):
+        main, index = compress_case(4, 512, requests, padded=1), compress_case(4, 128, requests, 1)
+        parts = [C4Stream(c.s, c.ape, c.state, c.norm_w, c.pool) for c in (main, index)]
+        compress.c4_compress_pair(
+            *parts, main.plan, main.store, main.cos_sin, main.out_loc, few_rows=few_rows
+        )
+        streams[few_rows] = parts
+    for one, four in zip(streams[True], streams[False], strict=True):
+        assert torch.equal(one.state, four.state)
+        assert torch.equal(one.pool, four.pool)
