@@ -92,10 +92,10 @@ class StateGeometry:
         owners = self.slots if kind == "c128" else self.swa_pages
         return (owners + 1) * self.ring(kind).ring
 
-    def nbytes(self, itemsize: int = 4) -> dict[str, int]:
-        """Bytes of each pool over all layers; itemsize 4 for fp32 rows."""
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of each fp32 pool over all layers."""
         return {
-            kind: self.ring(kind).layers * self.rows(kind) * self.ring(kind).width * itemsize
+            kind: self.ring(kind).layers * self.rows(kind) * self.ring(kind).width * 4
             for kind in KINDS
         }
 

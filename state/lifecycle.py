@@ -33,12 +33,11 @@ class StateLifecycle:
         self,
         geometry: StateGeometry,
         device: torch.device | str,
-        dtype: torch.dtype = torch.float32,
         debug: bool | None = None,
     ):
         geometry.check()
         self.geometry = geometry
-        self.pools = StatePools(geometry, device, dtype)
+        self.pools = StatePools(geometry, device)
         self.slots = SlotTable(geometry.slots)
         debug = debug_enabled() if debug is None else debug
         self.tags = RowTags(geometry, self.slots) if debug else None

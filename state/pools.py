@@ -16,14 +16,13 @@ class StatePools:
     zero from meeting a stale NaN.
     """
 
-    def __init__(self, geometry: StateGeometry, device: torch.device | str, dtype=torch.float32):
+    def __init__(self, geometry: StateGeometry, device: torch.device | str):
         self.geometry = geometry
         self.tensors = {
             kind: torch.empty(
                 geometry.ring(kind).layers,
                 geometry.rows(kind),
                 geometry.ring(kind).width,
-                dtype=dtype,
                 device=device,
             )
             for kind in KINDS

@@ -61,12 +61,3 @@ def test_reset_empties_poisoned_memory(pools):
     fresh = StatePools(pools.geometry, "cpu")
     for kind, rows in pools.tensors.items():
         assert torch.equal(rows, fresh.tensors[kind])
-
-
-def test_bf16_rows_keep_the_empty_score():
-    sizes = StateGeometry.for_model(
-        slots=1, swa_pages=1, verify_rows=1, c4_layers=1, c128_layers=1, head_dim=2, index_dim=1
-    )
-    rows = StatePools(sizes, "cpu", torch.bfloat16).tensors["c128"]
-    assert rows.dtype == torch.bfloat16
-    assert (rows[..., 2:] == -torch.inf).all()

@@ -164,7 +164,7 @@ class Server:
             for request, length in rows:
                 request.host_len += length
                 request.running = request.host_len == request.goal
-        self._next_result()
+        self._next_result(launched=bool(rows))
 
     def verify(self, accepts: list[int], lengths: list[int]) -> None:
         """One step of all running requests: row 0 and drafts, of which `accepts` hold."""
@@ -180,11 +180,11 @@ class Server:
         if rows:
             commits = [accepts[i % len(accepts)] for i in range(len(rows))]
             self._launch(rows, commits, verify=True)
-        self._next_result()
+        self._next_result(launched=bool(rows))
 
     def idle(self) -> None:
         """A round without a launch."""
-        self._next_result()
+        self._next_result(launched=False)
 
     def settle(self) -> None:
         """All results arrive."""
@@ -468,15 +468,11 @@ class Server:
         else:
             self.stream.launch(execute)
 
-    def _next_result(self) -> None:
-        in_flight = 1 if self.stream.overlap else 0
+    def _next_result(self, launched: bool) -> None:
+        """In overlap mode the forward just launched stays in flight for another round."""
+        in_flight = 1 if launched and self.stream.overlap else 0
         while len(self.results) > in_flight:
             self._process(self.results.popleft())
-        if not self.stream.overlap:
-            return
-        if not [r for r in self.live if r.running or not r.fresh]:
-            while self.results:
-                self._process(self.results.popleft())
 
     def _process(self, batch: Batch) -> None:
         self.stream.wait(batch.ticket)
