@@ -9,6 +9,7 @@ from dspark.kernels import accept, collective, draft, schedule, state, step
 from dspark.kernels.accept import reference as accept_reference
 from dspark.kernels.collective import reference as collective_reference
 from dspark.kernels.draft import reference as draft_reference
+from dspark.kernels.launches import count_launches
 from dspark.kernels.linear import prepare_bf16
 from dspark.kernels.schedule import reference as schedule_reference
 from dspark.kernels.state import reference as state_reference
@@ -375,3 +376,49 @@ def test_rollback_graph_replays_with_other_lengths(device):
     graph.replay()
     state_reference.c128_rollback(want, **to("cpu", lengths), ring=136, verify_rows=V)
     assert torch.equal(pool.cpu(), want)
+
+
+# --- launch budget ------------------------------------------------------------------------------
+
+
+def test_launches_of_one_control_step(device):
+    """Schedule, greedy accept and rollback: one, two and one launches; metadata one each."""
+    candidates, logits, _, lengths = to(device, accept_problem(8, vocab=16_384))
+    pool = torch.ones(20, 9 * 136, 1024, device=device)
+    step_arguments = {**step_problem(), "rows": 48, "stride": V, "store_all": True}
+    step_arguments = to(device, step_arguments)
+    budget = torch.tensor([7], dtype=torch.int32, device=device)
+    slots = torch.arange(1, 9, device=device)
+
+    def control_step():
+        schedule.schedule(torch.rand(8, GAMMA, device=device), budget)
+        step.step_meta(**step_arguments)
+        result = accept.accept_greedy(candidates, logits, **lengths)
+        state.c128_rollback(
+            pool,
+            slots,
+            lengths["prefix_len"],
+            result.commit_len,
+            lengths["verify_len"],
+            ring=136,
+            verify_rows=V,
+        )
+
+    control_step()
+    with count_launches() as counts:
+        control_step()
+    assert counts == {
+        "_schedule": 1,
+        "_step_meta": 1,
+        "_row_best_kernel": 1,
+        "_report": 1,
+        "_rollback": 1,
+    }
+
+
+def test_launches_of_a_markov_block(device):
+    problem = draft_problem(8, device)
+    draft.markov_block(**problem)
+    with count_launches() as counts:
+        draft.markov_block(**problem)
+    assert counts == {"_markov_step": GAMMA, "_winner": 1}
