@@ -81,11 +81,14 @@ def encode_e2m1(values: torch.Tensor) -> torch.Tensor:
 
 
 def _scale_exponent(amax: torch.Tensor, largest: float) -> torch.Tensor:
-    """i32 e with amax <= largest * 2^e, as small as E8M0 allows; 0 for a block of zeros."""
+    """i32 e with amax <= largest * 2^e, as small as possible; 0 for a block of zeros.
+
+    Byte 0 is never used: 2^-127 is subnormal in f32, and arithmetic may flush it to zero.
+    """
     mantissa, exponent = torch.frexp(amax / largest)  # mantissa in [0.5, 1)
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
     exponent = torch.where(amax == 0, 0, exponent)
-    return exponent.clamp(-E8M0_BIAS, E8M0_NAN - 1 - E8M0_BIAS).to(torch.int32)
+    return exponent.clamp(1 - E8M0_BIAS, E8M0_NAN - 1 - E8M0_BIAS).to(torch.int32)
 
 
 def _check_finite(weight: torch.Tensor) -> None:
