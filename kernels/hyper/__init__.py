@@ -60,6 +60,8 @@ def mhc_post(
     """
     if f.shape != (x.shape[0], x.shape[2]):
         raise ValueError(f"Sublayer output {tuple(f.shape)} does not fit streams {tuple(x.shape)}.")
+    if not (f.is_contiguous() and x.is_contiguous()):
+        raise ValueError("Streams and sublayer output must be contiguous.")
     return _ops(x).mhc_post(f, x, post, comb)
 
 
@@ -93,3 +95,5 @@ def _ops(x: torch.Tensor):
 def _check(x: torch.Tensor, w: HyperWeight, outputs: int) -> None:
     if w.fn.shape != (outputs, x[0].numel() if len(x) else x.shape[1] * x.shape[2]):
         raise ValueError(f"hc fn {tuple(w.fn.shape)} does not fit streams {tuple(x.shape)}.")
+    if not x.is_contiguous():
+        raise ValueError("Streams must be contiguous.")

@@ -4,10 +4,13 @@ A bf16 activation runs the served arithmetic. An f32 activation runs the oracle:
 quantiser and no bf16 rounding (CPU only, used to compare against full-precision models).
 """
 
+from collections.abc import Callable
+
 import torch
 
 from dspark.kernels.dispatch import use_triton
 from dspark.kernels.linear import kernel, reference
+from dspark.kernels.linear.arrivals import arrival_counters
 from dspark.kernels.linear.reference import (
     GROUP,
     Bf16Weight,
@@ -52,7 +55,7 @@ def prepare_fp8(codes: torch.Tensor, scales: torch.Tensor) -> Fp8Weight:
     if not torch.isfinite(scales).all():
         raise ValueError("FP8 scales contain a value that is not finite (E8M0 byte 255).")
     codes, scales = codes.contiguous(), scales.contiguous()
-    return Fp8Weight(codes, scales, None if codes.is_cuda else dequantise_fp8(codes, scales))
+    return Fp8Weight(codes, scales, _dense(codes, lambda: dequantise_fp8(codes, scales)))
 
 
 def prepare_bf16(weight: torch.Tensor) -> Bf16Weight:
@@ -63,7 +66,7 @@ def prepare_bf16(weight: torch.Tensor) -> Bf16Weight:
             f"{tuple(weight.shape)}."
         )
     weight = weight.contiguous()
-    return Bf16Weight(weight, None if weight.is_cuda else weight.double())
+    return Bf16Weight(weight, _dense(weight, weight.double))
 
 
 def act_quant(
@@ -121,6 +124,14 @@ def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
     """
     _same_width(x.shape[-1], w.shape[0])
     return _ops(x).rms_norm(x, w, eps)
+
+
+def _dense(weight: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor | None:
+    """The fp64 matrix on the CPU. A GPU needs none, but its counters before any graph capture."""
+    if not weight.is_cuda:
+        return make()
+    arrival_counters(weight.device)
+    return None
 
 
 def _ops(x: torch.Tensor):

@@ -222,8 +222,10 @@ def grouped_linear(o, w):
 
 
 def _launch(x, x_scales, w, out_dtype, w8a8=False):
-    """x [T, groups, K] with unit stride in K and stride K between groups."""
+    """x [T, groups, K]; rows may be strided, as slices of a wider projection are."""
     rows, groups, k = x.shape
+    if x.stride(2) != 1 or (groups > 1 and x.stride(1) != k):
+        x = x.contiguous()
     matrix = w[0]
     outputs = matrix.shape[0]
     width = outputs // groups
@@ -268,7 +270,9 @@ def _launch(x, x_scales, w, out_dtype, w8a8=False):
 def rms_norm(x, w, eps):
     width = x.shape[-1]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    flat = x.reshape(-1, width)
+    flat = x.reshape(-1, width)  # a view of row slices, a copy of anything stranger
+    if flat.stride(1) != 1:
+        flat = flat.contiguous()
     if flat.shape[0]:
         _rms_norm[(flat.shape[0],)](
             flat,

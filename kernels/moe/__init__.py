@@ -7,6 +7,7 @@ f32 activation runs the oracle without intermediate rounding (CPU only).
 import torch
 
 from dspark.kernels.dispatch import use_triton
+from dspark.kernels.linear.arrivals import arrival_counters
 from dspark.kernels.moe import kernel, reference
 from dspark.kernels.moe.reference import SCALE_GROUP, ExpertWeights, Route, dequantise_mxfp4
 
@@ -47,6 +48,7 @@ def prepare_experts(
     if (s13 == 255).any() or (s2 == 255).any():
         raise ValueError("MXFP4 scales contain byte 255, which is NaN in E8M0.")
     if w13.is_cuda:
+        arrival_counters(w13.device)  # allocated before any graph capture
         return ExpertWeights(w13, s13, w2, s2, None, None)
     return ExpertWeights(w13, s13, w2, s2, dequantise_mxfp4(w13, s13), dequantise_mxfp4(w2, s2))
 
@@ -64,8 +66,8 @@ def route(
 
     logits: f32 [T, E]; bias: f32 [E], added for the choice only, ties go to the smaller id;
     tid2eid: i32 [vocab, k] replaces the choice in hash layers; token_ids: i64 [T], negative on
-    padded rows. Weights are the unbiased scores, divided by (their sum + 1e-20) when
-    `renormalise`, times `scale`. Raises ValueError when k exceeds E or the rows disagree.
+    padded rows; all contiguous. Weights are the unbiased scores, divided by (their sum + 1e-20)
+    when `renormalise`, times `scale`. Raises ValueError when k exceeds E or the rows disagree.
     """
     if k > logits.shape[1] or token_ids.shape[0] != logits.shape[0]:
         raise ValueError(
@@ -96,15 +98,17 @@ def moe_mxfp4(
     """K21+K22: y = sum_k weight_k * expert_k(x) + shared, this rank's part of the sum.
 
     x: bf16 or f32 [T, Hd]; limit: the SwiGLU clamp; shared: [T, Hd] output of the shared expert
-    in f32 or x's dtype. Slots are added in ascending expert id, shared last, rounded once to x's
-    dtype; rows whose experts are all -1 return `shared` (or 0). Raises ValueError when the shapes
-    disagree.
+    in f32 or x's dtype; all contiguous. Slots are added in ascending expert id, shared last,
+    rounded once to x's dtype; rows whose experts are all -1 return `shared` (or 0). Raises
+    ValueError when the shapes disagree.
     """
     if x.shape[1] != 2 * experts.w13.shape[2] or route.experts.shape[0] != x.shape[0]:
         raise ValueError(
             f"Activation {tuple(x.shape)} fits neither w13 {tuple(experts.w13.shape)} "
             f"nor a route of {route.experts.shape[0]} rows."
         )
+    if not x.is_contiguous() or not (shared is None or shared.is_contiguous()):
+        raise ValueError("Expert inputs must be contiguous.")
     # The oracle's f32 activations always take the reference.
     served = use_triton(x) and x.dtype == torch.bfloat16
     return (kernel if served else reference).moe_mxfp4(x, experts, route, limit, shared)

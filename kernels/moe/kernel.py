@@ -192,26 +192,27 @@ def _gate_up(
 
 @triton.jit
 def _sum_slots(
-    slots,
-    experts,
+    slots,  # f32 [pairs, columns]
+    experts,  # i32 [pairs]
     shared,
     y,
     first_row,
     rows,
-    n,
+    column,  # [BN] of `slots`
+    n,  # the same columns in y and shared
     columns,
     hidden,
     TOPK: tl.constexpr,
     BT: tl.constexpr,
 ):
-    """y = slots of each row in ascending order, then the shared expert, for columns n."""
+    """y = the slots of BT rows in ascending order, then the shared expert."""
     t = first_row + tl.arange(0, BT)
     inside = t < rows
     total = tl.zeros((BT, n.shape[0]), tl.float32)
     for slot in tl.static_range(TOPK):
         pair = t * TOPK + slot
         chosen = tl.load(experts + pair, mask=inside, other=-1) >= 0
-        at = pair.to(tl.int64)[:, None] * columns + n[None, :] % columns
+        at = pair.to(tl.int64)[:, None] * columns + column[None, :]
         total += tl.load(slots + at, mask=chosen[:, None], other=0.0, cache_modifier=".cg")
     at = t.to(tl.int64)[:, None] * hidden + n[None, :]
     if shared is not None:
@@ -255,7 +256,8 @@ def _down(
         expert, members, active = _tile_of_pair(experts, pairs, tile, PAIRS, BM)
     else:
         expert, members, active = _tile_of_list(tiles, order, tile, BM)
-    n = first_column + block * BN + tl.arange(0, BN)
+    column = block * BN + tl.arange(0, BN)
+    n = first_column + column
     if active:
         filled = members >= 0
         row = tl.maximum(members, 0)
@@ -272,11 +274,13 @@ def _down(
             BK,
         )
         acc *= tl.load(weights + row, mask=filled, other=0.0)[None, :]
-        at = row.to(tl.int64)[None, :] * columns + (n - first_column)[:, None]
+        at = row.to(tl.int64)[None, :] * columns + column[:, None]
         tl.store(slots + at, acc, mask=filled[None, :])
     if PAIRS and last_to_arrive(arrivals + block, pairs):
         for first_row in range(0, rows, BT):
-            _sum_slots(slots, experts, shared, y, first_row, rows, n, columns, HIDDEN, TOPK, BT)
+            _sum_slots(
+                slots, experts, shared, y, first_row, rows, column, n, columns, HIDDEN, TOPK, BT
+            )
 
 
 @triton.jit
@@ -294,8 +298,10 @@ def _combine(
     BN: tl.constexpr,
 ):
     """Prefill: add the slots of BT rows and BN columns; program = (columns, rows)."""
-    n = first_column + tl.program_id(0) * BN + tl.arange(0, BN)
-    _sum_slots(slots, experts, shared, y, tl.program_id(1) * BT, rows, n, columns, hidden, TOPK, BT)
+    column = tl.program_id(0) * BN + tl.arange(0, BN)
+    n = first_column + column
+    first_row = tl.program_id(1) * BT
+    _sum_slots(slots, experts, shared, y, first_row, rows, column, n, columns, hidden, TOPK, BT)
 
 
 @triton.jit
@@ -426,7 +432,7 @@ def largest_block(size: int, limit: int) -> int:
 
 def moe_mxfp4(x, experts, route, limit, shared):
     rows, hidden = x.shape
-    y = torch.empty_like(x)
+    y = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
     if rows == 0:
         return y
     topk, width = route.experts.shape[1], 2 * experts.w2.shape[2]

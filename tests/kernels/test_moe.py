@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from weight_cases import assert_rows_invariant, random_experts, random_route, random_rows
+from weight_cases import assert_rows_invariant, generator, random_experts, random_route, random_rows
 
 from dspark.kernels.moe import (
     Route,
@@ -118,8 +118,8 @@ def test_rows_are_batch_invariant():
 
 
 def test_routes_are_batch_invariant():
-    logits = torch.randn(48, 256, generator=torch.Generator().manual_seed(9))
-    bias = torch.randn(256, generator=torch.Generator().manual_seed(8)) * 0.01
+    logits = torch.randn(48, 256, generator=generator(9))
+    bias = torch.randn(256, generator=generator(8)) * 0.01
     ids = torch.zeros(48, dtype=torch.int64)
 
     def run(index):

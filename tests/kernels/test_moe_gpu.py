@@ -5,6 +5,7 @@ import torch
 from weight_cases import (
     assert_close,
     assert_rows_invariant,
+    generator,
     random_experts,
     random_route,
     random_rows,
@@ -119,9 +120,7 @@ def test_weights_decode_exactly(device, byte):
     w13[0, i, i // 2] = torch.where(high, 0x70, 0x07).to(torch.uint8)  # gate row i: 6 * x[i]
     w13[0, width + i, i // 2] = torch.where(high, 0x20, 0x02).to(torch.uint8)  # up row i: x[i]
     s13 = torch.full((1, 2 * width, hidden // 32), 127, dtype=torch.uint8)
-    codes = torch.randint(
-        0, 256, (1, hidden, width // 2), generator=torch.Generator().manual_seed(1)
-    )
+    codes = torch.randint(0, 256, (1, hidden, width // 2), generator=generator(1))
     s2 = torch.full((1, hidden, width // 32), byte, dtype=torch.uint8)
     weights = prepare_experts(w13, s13, codes.to(torch.uint8), s2)
     x = torch.eye(width, hidden).bfloat16()
@@ -135,7 +134,7 @@ def test_weights_decode_exactly(device, byte):
 
 @pytest.mark.parametrize("kind", ["plain", "bias", "hash"])
 def test_route(device, kind):
-    g = torch.Generator().manual_seed(4)
+    g = generator(4)
     logits = torch.randn(50, 256, generator=g) * 2
     logits[0], logits[1, 7:20] = 0.0, 3.0  # ties
     ids = torch.randint(0, 100, (50,), generator=g)
@@ -149,13 +148,13 @@ def test_route(device, kind):
 
 
 def test_swiglu(device):
-    gate_up = torch.randn(48, 512) * 12
+    gate_up = torch.randn(48, 512, generator=generator(6)) * 12
     got = swiglu(gate_up.to(device), LIMIT, out_dtype=torch.bfloat16)
     assert_close(got, reference.swiglu(gate_up, LIMIT, torch.bfloat16))
 
 
 def test_sorted_tiles_match_the_cpu(device):
-    chosen = torch.randint(-1, 16, (3000,), dtype=torch.int32)
+    chosen = torch.randint(-1, 16, (3000,), generator=generator(6)).int()
     for got, want in zip(
         kernel.sorted_tiles(chosen.to(device), 16, 64),
         kernel.sorted_tiles(chosen, 16, 64),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from weight_cases import assert_close, random_experts, random_route, random_rows
+from weight_cases import assert_close, generator, random_experts, random_route, random_rows
 
 from dspark.kernels.moe import kernel, prepare_experts, reference
 
@@ -16,7 +16,7 @@ def case(rows, count=4, hidden=128, width=64, k=2, seed=1):
 @pytest.mark.parametrize("shared", [None, torch.float32, torch.bfloat16])
 def test_decode_matches_the_reference(rows, shared):
     x, experts, route = case(rows)
-    extra = None if shared is None else torch.randn(rows, 128).to(shared)
+    extra = None if shared is None else torch.randn(rows, 128, generator=generator(6)).to(shared)
     got = kernel.moe_mxfp4(x, experts, route, 10.0, extra)
     assert_close(got, reference.moe_mxfp4(x, experts, route, 10.0, extra))
 
@@ -48,7 +48,7 @@ def test_rows_do_not_depend_on_their_batch():
 
 def test_padded_and_nan_rows_stay_alone():
     x, experts, route = case(4)
-    shared = torch.randn(4, 128)
+    shared = torch.randn(4, 128, generator=generator(6))
     clean = kernel.moe_mxfp4(x, experts, route, 10.0, shared)
     x[1] = float("nan")
     x[2, 0] = float("nan")
@@ -91,7 +91,7 @@ def test_weights_decode_exactly(byte_value):
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize("kind", ["plain", "bias", "hash"])
 def test_route(kind, renormalise):
-    g = torch.Generator().manual_seed(4)
+    g = generator(4)
     logits = torch.randn(5, 12, generator=g) * 3
     logits[0] = 0.0  # all tied
     ids = torch.tensor([0, 1, -1, 2, 1])
@@ -119,14 +119,14 @@ def test_score_is_accurate_where_log1p_is_delicate(logit):
 
 
 def test_swiglu():
-    gate_up = torch.randn(3, 2 * 40, generator=torch.Generator().manual_seed(6)) * 12
+    gate_up = torch.randn(3, 2 * 40, generator=generator(6)) * 12
     got = kernel.swiglu(gate_up, 10.0, torch.float32)
     want = reference.swiglu(gate_up, 10.0, torch.float32)
     torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-30)
 
 
 def test_sorted_tiles_cover_every_pair_once():
-    g = torch.Generator().manual_seed(5)
+    g = generator(5)
     experts = torch.randint(-1, 6, (50,), generator=g).int()
     order, tiles = kernel.sorted_tiles(experts, 6, 4)
     seen = []
