@@ -1,0 +1,211 @@
+"""Time the step, draft, schedule, accept and state kernels inside CUDA graphs.
+
+    python -m dspark.bench.control_ops [--requests 1 8 64] [--sm89] [--json FILE]
+
+Prints microseconds an op (median of graph replays). Where SGLang is installed, its three-launch
+schedule runs in the same process and the ratio is printed; `--sm89` runs the Ada instruction
+stream on a Hopper card.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+
+from dspark.kernels import sm89_on_sm90
+from dspark.kernels.accept import accept_greedy, accept_sampled
+from dspark.kernels.draft import confidence, markov_block
+from dspark.kernels.linear import prepare_bf16
+from dspark.kernels.schedule import schedule
+from dspark.kernels.state import c128_rollback, clear_pages, clear_slots
+from dspark.kernels.step import draft_meta, empty_draft_meta, empty_step_meta, step_meta
+
+GAMMA, V, VOCAB, SHARD, RANK, HIDDEN = 5, 6, 129_280, 16_160, 256, 4096
+PAGE, RING_C4, RING_C128, C4_LAYERS, C128_LAYERS = 256, 16, 136, 21, 20
+Case = tuple[str, Callable[[], object]]
+
+
+def graph_time(launch: Callable[[], object], chained: int = 20, repeats: int = 50) -> float:
+    """Median microseconds of one launch in a graph of `chained` of them."""
+    launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(chained):
+            launch()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / chained)
+    return statistics.median(times)
+
+
+def i32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def schedule_cases(requests: int) -> Iterator[tuple[str, Callable[[], object], int]]:
+    """(name, ours, budget): the budgets of the stock figures."""
+    for budget in (0, 2 * requests, GAMMA * requests):
+        conf = torch.rand(requests, GAMMA, device="cuda")
+        admit = i32(budget)
+        yield f"schedule budget {budget}", partial(schedule, conf, admit), budget
+
+
+def stock_schedule(requests: int, budget: int) -> Callable[[], object] | None:
+    """SGLang's schedule on the same kind of input, or None where it is not installed."""
+    try:
+        from sglang.kernels.ops.speculative.dspark.dspark_schedule import (
+            schedule_verify_lens_topk_triton,
+        )
+    except ImportError:
+        return None
+    conf = torch.rand(requests, GAMMA, device="cuda")
+    config = SimpleNamespace(resolved_max_verify_len=lambda: V, survival_eps=1e-6, min_verify_len=1)
+    return lambda: schedule_verify_lens_topk_triton(confidence=conf, budget=budget, cfg=config)
+
+
+def metadata_cases(requests: int, context: int) -> Iterator[Case]:
+    pages = context // PAGE
+    slots = requests + 1
+    tokens = torch.arange(PAGE, (slots * pages + 1) * PAGE, device="cuda")
+    arguments = {
+        "req_slot": torch.arange(1, slots, device="cuda"),
+        "prefix_len": torch.full((requests,), context - V, device="cuda"),
+        "req_to_token": tokens.view(slots, -1).int(),
+        "full_to_swa": torch.arange((slots * pages + 1) * PAGE, device="cuda"),
+        "window": 128,
+    }
+    device = torch.device("cuda")
+    shape = {"max_pages": pages, "max_c128": 2 * pages, "window": 128, "device": device}
+    step_out = empty_step_meta(rows=requests * V, requests=requests, **shape)
+    draft_out = empty_draft_meta(requests=requests, gamma=GAMMA, window=128, device=device)
+    row_len = torch.full((requests,), V, device="cuda")
+    valid_from = torch.zeros(requests, dtype=torch.int64, device="cuda")
+    yield (
+        "step_meta verify",
+        lambda: step_meta(
+            **arguments,
+            row_len=row_len,
+            rows=requests * V,
+            stride=V,
+            store_all=True,
+            ring_c4=RING_C4,
+            ring_c128=RING_C128,
+            max_pages=pages,
+            max_c128=2 * pages,
+            out=step_out,
+        ),
+    )
+    yield (
+        "draft_meta",
+        lambda: draft_meta(**arguments, gamma=GAMMA, valid_from=valid_from, out=draft_out),
+    )
+
+
+def draft_cases(requests: int) -> Iterator[Case]:
+    base = torch.randn(requests, GAMMA, SHARD, device="cuda")
+    prev = torch.randint(0, SHARD, (requests,), device="cuda")
+    w1 = torch.randn(VOCAB, RANK, device="cuda").bfloat16()
+    w2 = prepare_bf16(torch.randn(SHARD, RANK, device="cuda").bfloat16())
+    keys = {
+        "temperature": torch.ones(requests, device="cuda"),
+        "greedy": torch.zeros(requests, dtype=torch.bool, device="cuda"),
+        "seed": torch.arange(requests, device="cuda"),
+        "prefix_len": torch.arange(requests, device="cuda"),
+    }
+    yield "markov_block greedy", lambda: markov_block(base, prev, w1, w2)
+    yield "markov_block sampled", lambda: markov_block(base, prev, w1, w2, **keys)
+    hidden = torch.randn(requests, GAMMA, HIDDEN, device="cuda").bfloat16()
+    tokens = torch.randint(0, VOCAB, (requests, GAMMA), device="cuda")
+    proj, ones = torch.randn(HIDDEN + RANK, device="cuda"), torch.ones(GAMMA, device="cuda")
+    yield "confidence", lambda: confidence(hidden, tokens, w1, proj, ones)
+
+
+def accept_cases(requests: int) -> Iterator[Case]:
+    logits = torch.randn(requests * V, VOCAB, device="cuda")
+    q = torch.randn(requests, GAMMA, VOCAB, device="cuda")
+    candidates = torch.randint(0, VOCAB, (requests, V), device="cuda")
+    lengths = {
+        "verify_len": torch.full((requests,), V, dtype=torch.int32, device="cuda"),
+        "prefix_len": torch.arange(requests, device="cuda"),
+    }
+    keys = {
+        "temperature": torch.ones(requests, device="cuda"),
+        "greedy": torch.zeros(requests, dtype=torch.bool, device="cuda"),
+        "seed": torch.arange(requests, device="cuda"),
+    }
+    shard = logits[:, :SHARD].contiguous()
+    yield "accept_greedy, one shard", lambda: accept_greedy(candidates, shard, **lengths)
+    yield "accept_greedy, whole vocabulary", lambda: accept_greedy(candidates, logits, **lengths)
+    yield "accept_sampled", lambda: accept_sampled(candidates, logits, q, **lengths, **keys)
+
+
+def state_cases(requests: int) -> Iterator[Case]:
+    slots = max(requests, 8) + 1
+    c128 = torch.zeros(C128_LAYERS, slots * RING_C128, 1024, device="cuda")
+    attention = torch.zeros(C4_LAYERS, 64 * RING_C4, 2048, device="cuda")
+    indexer = torch.zeros(C4_LAYERS, 64 * RING_C4, 512, device="cuda")
+    slot = torch.arange(1, requests + 1, device="cuda")
+    seq_len = torch.arange(requests, device="cuda") * 100
+    commit, verify = i32(*[1] * requests), i32(*[V] * requests)
+    page = torch.arange(1, min(requests, 63) + 1, device="cuda")
+    yield (
+        "c128_rollback, all drafts rejected",
+        lambda: c128_rollback(c128, slot, seq_len, commit, verify, ring=RING_C128, verify_rows=V),
+    )
+    yield "clear_slots, one slot", lambda: clear_slots(c128, slot[:1], ring=RING_C128)
+    yield (
+        "clear_pages, C4 and indexer",
+        lambda: clear_pages([attention, indexer], page, ring=RING_C4),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--context", type=int, default=8192, help="tokens a request holds")
+    parser.add_argument("--sm89", action="store_true", help="Ada code generation on a Hopper card")
+    parser.add_argument("--json", help="also write the figures here")
+    options = parser.parse_args()
+    if options.sm89:
+        sm89_on_sm90.install(tempfile.mkdtemp(prefix="sm89-"))
+
+    figures = []
+    for requests in options.requests:
+        for name, launch, budget in schedule_cases(requests):
+            figure = {"op": name, "requests": requests, "us": graph_time(launch)}
+            stock = stock_schedule(requests, budget)
+            if stock is not None:
+                figure["stock_us"] = graph_time(stock)
+            figures.append(figure)
+        for cases in (
+            metadata_cases(requests, options.context),
+            draft_cases(requests),
+            accept_cases(requests) if requests <= 8 else (),
+            state_cases(requests),
+        ):
+            for name, launch in cases:
+                figures.append({"op": name, "requests": requests, "us": graph_time(launch)})
+    for figure in figures:
+        line = f"R={figure['requests']:<3} {figure['op']:36} {figure['us']:8.2f} us"
+        if "stock_us" in figure:
+            ratio = figure["stock_us"] / figure["us"]
+            line += f"   stock {figure['stock_us']:6.2f} us, {ratio:.2f}x"
+        print(line)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"gpu": torch.cuda.get_device_name(), "figures": figures}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
