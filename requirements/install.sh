@@ -49,7 +49,7 @@ if [ ! -e "$venv" ]; then
         { rm -rf "$venv"; fail "$python cannot create virtual environments; on Debian install python3-venv."; }
 fi
 
-pip="$venv/bin/python -m pip --disable-pip-version-check install --quiet --retries 5"
+pip="$venv/bin/python -m pip --disable-pip-version-check install -qq --retries 5"
 offline="the package index cannot be reached or lacks a pinned package (see above); check the network, then run make again."
 touch "$venv/building"
 echo "setup: installing pinned packages (about 2 GB, several minutes the first time)"
