@@ -5,8 +5,12 @@ and an `AOT: list[AotEntry]` (what `python -m dspark.kernels.aot` compiles for s
 autotuner: timing noise must never choose the order of a sum.
 """
 
+import hashlib
 import importlib
+import json
+import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 FAMILIES = (
@@ -72,6 +76,41 @@ def aot_entries(family: str | None = None) -> list[AotEntry]:
     if duplicates:
         raise ValueError(f"AOT entries share a name: {', '.join(duplicates)}")
     return entries
+
+
+def source_sha256(family: str) -> str:
+    """Hash of a family's kernel source: a tuned configuration is valid for this source only."""
+    return hashlib.sha256(Path(_kernel_module(family).__file__).read_bytes()).hexdigest()
+
+
+def load_winner(path: Path, sm: int) -> bool:
+    """Use the configuration a tuning session found, in this process; call it before any launch.
+
+    path: `winner.json` with `schema` 1, `op` ("family.op"), `sm`, `source_sha256` of the family
+    and `config` {num_warps, num_stages, constexprs}. A file for another schema, card or kernel
+    source is ignored with a warning that says why. True when it was taken.
+    """
+    winner = json.loads(path.read_text())
+    family, _, op = str(winner.get("op")).partition(".")
+    known = family in FAMILIES and op in _kernel_module(family).LAUNCH
+    reason = None
+    if winner.get("schema") != 1:
+        reason = f"its schema is {winner.get('schema')}, not 1"
+    elif not known:
+        reason = f"there is no op {winner['op']!r}"
+    elif winner.get("sm") != sm:
+        reason = f"it was tuned for sm_{winner.get('sm')}, this is sm_{sm}"
+    elif winner.get("source_sha256") != source_sha256(family):
+        reason = "the kernel has changed since"
+    elif (
+        winner["config"]["constexprs"].keys() != _kernel_module(family).LAUNCH[op].constexprs.keys()
+    ):
+        reason = "it sets other constants than the kernel has"
+    if reason is not None:
+        warnings.warn(f"{path}: tuned configuration ignored, {reason}", stacklevel=2)
+        return False
+    _kernel_module(family).LAUNCH[op] = LaunchConfig(**winner["config"])
+    return True
 
 
 def _kernel_module(family: str) -> Any:

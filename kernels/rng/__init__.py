@@ -54,13 +54,6 @@ def exponential(of: Stream, token: Tensor) -> Tensor:
     return torch.where(u < 1 / 16, series, -torch.log(1 - u))
 
 
-def request_seed(server_seed: int, slot: Tensor, generation: Tensor) -> Tensor:
-    """i64 seed for requests that brought none: fresh for every tenancy of a request slot."""
-    base = torch.as_tensor(server_seed, dtype=torch.int64, device=slot.device)
-    name = stream(base, slot.long(), generation.long() & MASK)
-    return (name.a << 31) ^ name.b
-
-
 def _chain(words: list[Tensor | int], start: int) -> Tensor:
     state: Tensor | int = start
     for word in words:
