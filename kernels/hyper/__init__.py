@@ -15,6 +15,7 @@ __all__ = [
     "MhcPre",
     "mhc_head",
     "mhc_post",
+    "mhc_post_pre",
     "mhc_pre",
     "prepare_hyper",
     "stream_mean",
@@ -58,11 +59,32 @@ def mhc_post(
     f: sublayer output [T, Hd]; x: old streams [T, 4, Hd]; post f32 [T, 4] and comb f32 [T, 4, 4]
     from mhc_pre. Returns [T, 4, Hd] in x's dtype. Raises ValueError when the shapes disagree.
     """
-    if f.shape != (x.shape[0], x.shape[2]):
-        raise ValueError(f"Sublayer output {tuple(f.shape)} does not fit streams {tuple(x.shape)}.")
-    if not (f.is_contiguous() and x.is_contiguous()):
-        raise ValueError("Streams and sublayer output must be contiguous.")
+    _check_output(f, x)
     return _ops(x).mhc_post(f, x, post, comb)
+
+
+def mhc_post_pre(
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    w: HyperWeight,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    norm_w: torch.Tensor,
+    eps_norm: float,
+    eps_hc: float,
+    iters: int,
+) -> tuple[torch.Tensor, MhcPre]:
+    """mhc_post of one site and mhc_pre of the next in two launches instead of three.
+
+    The arguments of both, in order. Returns the new streams [T, 4, Hd] and the MhcPre read from
+    them. Raises ValueError when the shapes disagree.
+    """
+    _check_output(f, x)
+    _check(x, w, outputs=2 * STREAMS + STREAMS * STREAMS)
+    arguments = (w, scale, base, norm_w, eps_norm, eps_hc, iters)
+    return _ops(x).mhc_post_pre(f, x, post, comb, *arguments)
 
 
 def mhc_head(
@@ -97,3 +119,10 @@ def _check(x: torch.Tensor, w: HyperWeight, outputs: int) -> None:
         raise ValueError(f"hc fn {tuple(w.fn.shape)} does not fit streams {tuple(x.shape)}.")
     if not x.is_contiguous():
         raise ValueError("Streams must be contiguous.")
+
+
+def _check_output(f: torch.Tensor, x: torch.Tensor) -> None:
+    if f.shape != (x.shape[0], x.shape[2]):
+        raise ValueError(f"Sublayer output {tuple(f.shape)} does not fit streams {tuple(x.shape)}.")
+    if not (f.is_contiguous() and x.is_contiguous()):
+        raise ValueError("Streams and sublayer output must be contiguous.")

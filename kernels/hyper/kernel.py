@@ -16,34 +16,61 @@ LAUNCH = {
     "mix": LaunchConfig(8, 1, {}),
     "post": LaunchConfig(4, 1, {"BLOCK": 512}),
 }
-SPLIT_COLUMNS = 256  # flattened stream columns per partial sum
+SPLIT_COLUMNS = 64  # hidden columns (of all four streams) per partial sum
 PARTIAL_WIDTH = 32  # up to 24 outputs; the sum of squares sits in the last place
 DECODE_ROWS = 64
 
 
 @triton.jit
+def _new_stream(f, x, post, comb, row, column, stream, hidden, inside):
+    """New values of `stream` at `column`, f32; old streams are added in ascending order."""
+    value = tl.load(f + row.to(tl.int64) * hidden + column, mask=inside, other=0.0)
+    total = tl.load(post + row * 4 + stream) * value.to(tl.float32)
+    for old in tl.static_range(4):
+        source = x + (row.to(tl.int64) * 4 + old) * hidden + column
+        value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(comb + row * 16 + old * 4 + stream) * value
+    return total
+
+
+@triton.jit
 def _project(
-    x,  # bf16 [T, columns]: the flattened streams
-    fn,  # f32 [OUTPUTS, columns]
+    x,  # bf16 [T, 4, hidden]: the streams, or the old ones when f is given
+    fn,  # f32 [OUTPUTS, 4*hidden]
     partials,  # out f32 [splits, T, WIDTH]
+    f,  # bf16 [T, hidden] sublayer output to write back first, or None
+    post,  # f32 [T, 4] and
+    comb,  # f32 [T, 4, 4] of that sublayer
+    streams,  # out bf16 [T, 4, hidden]: the new streams
     rows,
-    columns,
+    hidden,
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
     BM: tl.constexpr,
-    BK: tl.constexpr,
+    BH: tl.constexpr,
 ):
-    """program = (BM rows, BK columns). fn stays in registers while the rows pass."""
+    """program = (BM rows, BH hidden columns of all four streams). fn stays in registers."""
     split = tl.program_id(1)
     first_row = tl.program_id(0) * BM
-    k = split * BK + tl.arange(0, BK)
+    k = tl.arange(0, 4 * BH)
+    stream = k // BH
+    column = split * BH + k % BH
     output = tl.arange(0, WIDTH)
-    wanted = (output < OUTPUTS)[:, None] & (k < columns)[None, :]
-    weight = tl.load(fn + output[:, None] * columns + k[None, :], mask=wanted, other=0.0)
+    wanted = (output < OUTPUTS)[:, None] & (column < hidden)[None, :]
+    at = output[:, None] * (4 * hidden) + (stream * hidden + column)[None, :]
+    weight = tl.load(fn + at, mask=wanted, other=0.0)
     for i in tl.static_range(BM):
         row = first_row + i
-        inside = (row < rows) & (k < columns)
-        value = tl.load(x + row.to(tl.int64) * columns + k, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows) & (column < hidden)
+        at = (row.to(tl.int64) * 4 + stream) * hidden + column
+        if f is None:
+            value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        else:
+            last = tl.minimum(row, rows - 1)
+            new = _new_stream(f, x, post, comb, last, column, stream, hidden, inside)
+            rounded = new.to(streams.dtype.element_ty)
+            tl.store(streams + at, rounded, mask=inside)
+            value = rounded.to(tl.float32)
         products = tl.sum(weight * value[None, :], 1)
         products = tl.where(output == WIDTH - 1, tl.sum(value * value), products)
         tl.store(partials + (split * rows + row) * WIDTH + output, products, mask=row < rows)
@@ -127,18 +154,14 @@ def _mix(
 
 @triton.jit
 def _post(f, x, post, comb, out, hidden, BLOCK: tl.constexpr):
-    """New streams of BLOCK columns of one row; old streams are added in ascending order."""
+    """program = (row, BLOCK columns)"""
     row = tl.program_id(0)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = n < hidden
-    value = tl.load(f + row.to(tl.int64) * hidden + n, mask=inside, other=0.0).to(tl.float32)
-    at = row.to(tl.int64) * 4 * hidden + n
-    for new in tl.static_range(4):
-        total = tl.load(post + row * 4 + new) * value
-        for old in tl.static_range(4):
-            stream = tl.load(x + at + old * hidden, mask=inside, other=0.0).to(tl.float32)
-            total += tl.load(comb + row * 16 + old * 4 + new) * stream
-        tl.store(out + at + new * hidden, total.to(out.dtype.element_ty), mask=inside)
+    for stream in tl.static_range(4):
+        total = _new_stream(f, x, post, comb, row, n, stream, hidden, inside)
+        at = (row.to(tl.int64) * 4 + stream) * hidden + n
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -154,28 +177,34 @@ def _mean(x, out, hidden, BLOCK: tl.constexpr):
 
 
 def mhc_pre(x, w, scale, base, norm_w, eps_norm, eps_hc, iters):
-    rows, _, hidden = x.shape
-    out = MhcPre(
-        torch.empty(rows, hidden, dtype=x.dtype, device=x.device),
-        torch.empty(rows, STREAMS, dtype=torch.float32, device=x.device),
-        torch.empty(rows, STREAMS, STREAMS, dtype=torch.float32, device=x.device),
-    )
-    _project_and_mix(x, w, scale, base, norm_w, out, eps_norm, eps_hc, iters)
-    return out
+    return _site(x, None, w, scale, base, norm_w, eps_norm, eps_hc, iters)[1]
+
+
+def mhc_post_pre(f, x, post, comb, w, scale, base, norm_w, eps_norm, eps_hc, iters):
+    back = (f, post, comb)
+    return _site(x, back, w, scale, base, norm_w, eps_norm, eps_hc, iters)
 
 
 def mhc_head(x, w, scale, base, eps_norm, eps_hc):
-    y = torch.empty(x.shape[0], x.shape[2], dtype=x.dtype, device=x.device)
-    _project_and_mix(x, w, scale, base, None, (y, None, None), eps_norm, eps_hc, 0)
-    return y
+    return _site(x, None, w, scale, base, None, eps_norm, eps_hc, 0)[1].y
 
 
-def _project_and_mix(x, w, scale, base, norm_w, out, eps_norm, eps_hc, iters):
+def _site(x, back, w, scale, base, norm_w, eps_norm, eps_hc, iters):
+    """Streams (after writing `back` into them, if given) and MhcPre of a site or of the head."""
     rows, _, hidden = x.shape
+    is_site = norm_w is not None
+    out = MhcPre(
+        torch.empty(rows, hidden, dtype=x.dtype, device=x.device),
+        torch.empty(rows, STREAMS, dtype=torch.float32, device=x.device) if is_site else None,
+        torch.empty(rows, STREAMS, STREAMS, dtype=torch.float32, device=x.device)
+        if is_site
+        else None,
+    )
+    f, post, comb = back or (None, None, None)
+    streams = x if back is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if rows == 0:
-        return
-    columns = STREAMS * hidden
-    splits = triton.cdiv(columns, SPLIT_COLUMNS)
+        return streams, out
+    splits = triton.cdiv(hidden, SPLIT_COLUMNS)
     shape = (splits, rows, PARTIAL_WIDTH)
     partials = torch.empty(shape, dtype=torch.float32, device=x.device)
     launch = LAUNCH["project.decode" if rows <= DECODE_ROWS else "project.prefill"]
@@ -184,24 +213,27 @@ def _project_and_mix(x, w, scale, base, norm_w, out, eps_norm, eps_hc, iters):
         x,
         w.fn,
         partials,
+        f,
+        post,
+        comb,
+        None if back is None else streams,
         rows,
-        columns,
+        hidden,
         OUTPUTS=w.fn.shape[0],
         WIDTH=PARTIAL_WIDTH,
         BM=block_m,
-        BK=SPLIT_COLUMNS,
+        BH=SPLIT_COLUMNS,
         num_warps=launch.num_warps,
     )
-    y, post, comb = out
-    _mix[(rows, 1 if post is None else 2)](
-        x,
+    _mix[(rows, 2 if is_site else 1)](
+        streams,
         partials,
         scale,
         base,
         norm_w,
-        y,
-        post,
-        comb,
+        out.y,
+        out.post,
+        out.comb,
         rows,
         hidden,
         splits,
@@ -213,6 +245,7 @@ def _project_and_mix(x, w, scale, base, norm_w, out, eps_norm, eps_hc, iters):
         BLOCK=triton.next_power_of_2(hidden),
         num_warps=LAUNCH["mix"].num_warps,
     )
+    return streams, out
 
 
 def mhc_post(f, x, post, comb):
@@ -239,7 +272,9 @@ def stream_mean(x):
 
 def _aot() -> list[AotEntry]:
     """One rank of the 4096-wide model: every specialisation a decode or prefill step launches."""
-    streams = {"x": "*bf16", "fn": "*fp32", "partials": "*fp32", "rows": "i32", "columns": "i32"}
+    project = {"x": "*bf16", "fn": "*fp32", "partials": "*fp32"}
+    back = {"f": "*bf16", "post": "*fp32", "comb": "*fp32", "streams": "*bf16"}
+    sizes = {"rows": "i32", "hidden": "i32"}
     mix = {
         "x": "*bf16",
         "partials": "*fp32",
@@ -256,8 +291,8 @@ def _aot() -> list[AotEntry]:
         "eps_hc": "fp32",
         "iters": "i32",
     }
-    back = {name: "*bf16" for name in ("f", "x", "out")}
-    back |= {"post": "*fp32", "comb": "*fp32", "hidden": "i32"}
+    write_back = {name: "*bf16" for name in ("f", "x", "out")}
+    write_back |= {"post": "*fp32", "comb": "*fp32", "hidden": "i32"}
     mean = {"x": "*bf16", "out": "*bf16", "hidden": "i32"}
     shape = {"WIDTH": PARTIAL_WIDTH, "SPLITS": 64, "BLOCK": 4096}
     head = {**shape, "norm_w": None, "post": None, "comb": None}
@@ -276,20 +311,21 @@ def _aot() -> list[AotEntry]:
             hot=True,
         )
 
-    projections = [
-        entry(
-            f"project[{outputs} outputs, {regime}]",
+    def projection(kind, outputs, regime, given):
+        absent = dict.fromkeys(name for name in back if name not in given)
+        constexprs = {"OUTPUTS": outputs, "WIDTH": PARTIAL_WIDTH, "BH": SPLIT_COLUMNS, **absent}
+        launch = f"project.{regime}"
+        return entry(
+            f"project[{kind}, {regime}]",
             _project,
-            f"project.{regime}",
-            streams,
-            {
-                "OUTPUTS": outputs,
-                "WIDTH": PARTIAL_WIDTH,
-                "BK": SPLIT_COLUMNS,
-                **LAUNCH[f"project.{regime}"].constexprs,
-            },
+            launch,
+            project | given | sizes,
+            constexprs | LAUNCH[launch].constexprs,
         )
-        for outputs in (24, 4)
+
+    projections = [
+        projection(kind, outputs, regime, given)
+        for kind, outputs, given in (("pre", 24, {}), ("post+pre", 24, back), ("head", 4, {}))
         for regime in ("decode", "prefill")
     ]
     block = dict(LAUNCH["post"].constexprs)
@@ -297,7 +333,7 @@ def _aot() -> list[AotEntry]:
         *projections,
         entry("mix[site]", _mix, "mix", mix, shape),
         entry("mix[head]", _mix, "mix", mix, head),
-        entry("post", _post, "post", back, block),
+        entry("post", _post, "post", write_back, block),
         entry("mean", _mean, "post", mean, block),
     ]
 

@@ -56,6 +56,11 @@ def mhc_post(f, x, post, comb):
     return torch.addcmul(carried, post.double().unsqueeze(-1), f.double().unsqueeze(1)).to(x.dtype)
 
 
+def mhc_post_pre(f, x, post, comb, w, scale, base, norm_w, eps_norm, eps_hc, iters):
+    streams = mhc_post(f, x, post, comb)
+    return streams, mhc_pre(streams, w, scale, base, norm_w, eps_norm, eps_hc, iters)
+
+
 def mhc_head(x, w, scale, base, eps_norm, eps_hc):
     def head(rows):
         streams = rows.double()

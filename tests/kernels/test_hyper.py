@@ -4,7 +4,14 @@ import pytest
 import torch
 from weight_cases import assert_rows_invariant, generator, hyper_site, random_rows, random_streams
 
-from dspark.kernels.hyper import mhc_head, mhc_post, mhc_pre, prepare_hyper, stream_mean
+from dspark.kernels.hyper import (
+    mhc_head,
+    mhc_post,
+    mhc_post_pre,
+    mhc_pre,
+    prepare_hyper,
+    stream_mean,
+)
 from dspark.kernels.hyper.reference import sinkhorn
 
 EPS_NORM, EPS_HC, ITERS = 1e-6, 1e-6, 20
@@ -78,6 +85,16 @@ def test_post_sums_over_the_first_index_of_comb():
     f = torch.tensor([[7.0, 8.0]])
     got = mhc_post(f, x, post, comb)
     assert got[0].tolist() == [[7.0, 8.0], [0.0, 0.0], [0.0, 0.0], [14.5, 21.0]]
+
+
+def test_post_and_next_pre_in_one():
+    x, f, (w, scale, base) = random_streams(5, 64), random_rows(5, 64), hyper_site(64)
+    g = generator(3)
+    post, comb = torch.rand(5, 4, generator=g), torch.rand(5, 4, 4, generator=g)
+    site = (w, scale, base, torch.ones(64), EPS_NORM, EPS_HC, ITERS)
+    streams, pre = mhc_post_pre(f, x, post, comb, *site)
+    assert torch.equal(streams, mhc_post(f, x, post, comb))
+    assert torch.equal(pre.y, mhc_pre(streams, *site).y)
 
 
 def test_identity_site_keeps_the_streams():

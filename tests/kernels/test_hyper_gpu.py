@@ -14,6 +14,7 @@ from weight_cases import (
 from dspark.kernels.hyper import (
     mhc_head,
     mhc_post,
+    mhc_post_pre,
     mhc_pre,
     prepare_hyper,
     reference,
@@ -45,6 +46,20 @@ def test_pre(device, rows):
     assert_close(got.y, want.y)
 
 
+@pytest.mark.parametrize("rows", [1, 6, 48, 70])
+def test_post_and_next_pre_in_one(device, rows):
+    site, x = Site(device), random_streams(rows, HIDDEN)
+    f, norm_w = random_rows(rows, HIDDEN, seed=6), random_rows(HIDDEN, seed=5)
+    g = generator(3)
+    post, comb = torch.rand(rows, 4, generator=g), torch.rand(rows, 4, 4, generator=g)
+    parts = [t.to(device) for t in (f, x, post, comb)]
+    streams, pre = mhc_post_pre(*parts, *site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
+    assert_close(streams, reference.mhc_post(f, x, post, comb))
+    want = mhc_pre(streams, *site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
+    for a, b in zip(pre, want, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("rows", [1, 48])
 def test_post_head_and_mean(device, rows):
     x, f = random_streams(rows, HIDDEN), random_rows(rows, HIDDEN, seed=6)
@@ -66,8 +81,10 @@ def test_rows_do_not_depend_on_their_batch(device):
     def run(index):
         rows = x[index.to(device)]
         pre = mhc_pre(rows, *site.on_gpu, norm_w, EPS, EPS, ITERS)
-        after = mhc_post(f[index.to(device)], rows, pre.post, pre.comb)
-        return torch.cat([part.float().flatten(1) for part in (*pre, after)], 1).cpu()
+        back = (f[index.to(device)], rows, pre.post, pre.comb)
+        after, second = mhc_post_pre(*back, *site.on_gpu, norm_w, EPS, EPS, ITERS)
+        parts = (*pre, *second, after, mhc_post(*back))
+        return torch.cat([part.float().flatten(1) for part in parts], 1).cpu()
 
     whole = assert_rows_invariant(run, 100)
     assert torch.equal(run(torch.arange(64)), whole[:64])

@@ -28,6 +28,18 @@ def test_post():
     torch.testing.assert_close(got, reference.mhc_post(f, x, post, comb), rtol=2**-7, atol=1e-3)
 
 
+def test_post_and_next_pre_in_one():
+    x, f = random_streams(5, 96), random_streams(5, 96, seed=2)[:, 0].contiguous()
+    w, scale, base = hyper_site(96)
+    g = generator(3)
+    post, comb = torch.rand(5, 4, generator=g), torch.rand(5, 4, 4, generator=g)
+    site = (w, scale, base, torch.ones(96).bfloat16(), EPS, EPS, ITERS)
+    streams, pre = kernel.mhc_post_pre(f, x, post, comb, *site)
+    assert torch.equal(streams, kernel.mhc_post(f, x, post, comb))
+    for got, want in zip(pre, kernel.mhc_pre(streams, *site), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_head_and_mean():
     x, (w, scale, base) = random_streams(3, 128), hyper_site(128, outputs=4)
     got = kernel.mhc_head(x, w, scale, base, EPS, EPS)
