@@ -4,7 +4,8 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing as mp
 
-from dspark.kernels.collective import ordered_sum, tp_sum
+from dspark.kernels.collective import gather_vocab, ordered_sum, tp_argmax, tp_sum
+from dspark.kernels.collective.argmax import pack_argmax, token_of
 
 RANKS = 3
 
@@ -12,6 +13,17 @@ RANKS = 3
 def partials() -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(RANKS, 5, 64, generator=generator).bfloat16()
+
+
+def vocabulary() -> torch.Tensor:
+    """Five rows over 48 tokens; the last row is broken."""
+    logits = torch.zeros(5, 48)
+    logits[0, 40] = 1.0
+    logits[1, [3, 20, 40]] = 2.0  # a tie across ranks goes to the smallest id
+    logits[2, :] = -5.0  # and so does a flat row
+    logits[3, 47] = torch.inf
+    logits[4] = torch.nan
+    return logits.nan_to_num(nan=-torch.inf, posinf=torch.inf)
 
 
 def _rank(rank: int, init_file: str, results) -> None:
@@ -23,6 +35,11 @@ def _rank(rank: int, init_file: str, results) -> None:
     strided = tp_sum(mine.T.contiguous().T, group)
     nothing = tp_sum(mine[:0], group)
     assert nothing.shape == (0, 64)
+    logits = vocabulary()
+    shard = logits[:, rank * 16 : (rank + 1) * 16]
+    winner = token_of(tp_argmax(pack_argmax(shard, rank * 16), group))
+    assert winner.tolist() == [40, 3, 0, 47, 0]
+    assert torch.equal(gather_vocab(shard, group), logits)
     results.put((rank, whole.float().tolist(), alone.float().tolist(), strided.float().tolist()))
     dist.destroy_process_group()
 
