@@ -28,7 +28,8 @@ def to(device, value):
     if isinstance(value, dict):
         return {k: to(device, v) for k, v in value.items()}
     if isinstance(value, tuple):
-        return type(value)(*(to(device, v) for v in value))
+        moved = [to(device, v) for v in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
     return value
 
 
