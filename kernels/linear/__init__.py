@@ -31,6 +31,8 @@ __all__ = [
     "prepare_bf16",
     "prepare_fp8",
     "rms_norm",
+    "swiglu",
+    "swiglu_linear",
 ]
 
 
@@ -89,6 +91,33 @@ def fp8_linear(x: torch.Tensor, w: Fp8Weight, out_dtype: torch.dtype | None = No
     """
     _same_width(x.shape[-1], w.codes.shape[1])
     return _ops(x).fp8_linear(x, w, out_dtype)
+
+
+def swiglu(gate_up: torch.Tensor, limit: float, *, out_dtype: torch.dtype) -> torch.Tensor:
+    """silu(min(gate, limit)) * clamp(up, -limit, limit).
+
+    gate_up: f32 [T, 2I], gate first, contiguous. Returns [T, I] in `out_dtype`: the activation
+    dtype of the model, because a following FP8 linear takes f32 to mean the unquantised oracle.
+    """
+    return (kernel if use_triton(gate_up) else reference).swiglu(gate_up, limit, out_dtype)
+
+
+def swiglu_linear(
+    gate_up: torch.Tensor,
+    w: Fp8Weight,
+    limit: float,
+    *,
+    act_dtype: torch.dtype,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """fp8_linear(swiglu(gate_up, limit, out_dtype=act_dtype), w, out_dtype) in one launch.
+
+    gate_up: f32 [T, 2K], gate first, contiguous; w: [N, K]. Returns [T, N] in `out_dtype`, by
+    default `act_dtype`. Raises ValueError when K differs.
+    """
+    _same_width(gate_up.shape[-1], 2 * w.codes.shape[1])
+    served = use_triton(gate_up) and act_dtype == torch.bfloat16
+    return (kernel if served else reference).swiglu_linear(gate_up, w, limit, act_dtype, out_dtype)
 
 
 def bf16_linear(

@@ -23,6 +23,7 @@ LAUNCH = {
     "bf16.many": LaunchConfig(4, 3, {"BM": 64, "BN": 64}),
     "act_quant": LaunchConfig(4, 1, {"BM": 4}),
     "rms_norm": LaunchConfig(4, 1, {}),
+    "swiglu": LaunchConfig(4, 1, {"BLOCK": 1024}),
 }
 
 
@@ -69,9 +70,27 @@ def _act_quant(
 
 
 @triton.jit
+def swiglu_values(gate, up, limit):
+    gate = tl.minimum(gate, limit, tl.PropagateNan.ALL)
+    up = tl.clamp(up, -limit, limit, tl.PropagateNan.ALL)
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def _swiglu(gate_up, out, count, limit, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    source = gate_up + (at // WIDTH) * (2 * WIDTH) + at % WIDTH
+    gate = tl.load(source, mask=inside, other=0.0)
+    up = tl.load(source + WIDTH, mask=inside, other=0.0)
+    tl.store(out + at, swiglu_values(gate, up, limit).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _linear(
-    x,  # bf16 [T, groups, K], or e4m3 codes when x_scales is given
+    x,  # bf16 [T, groups, K], e4m3 codes when x_scales is given, f32 [T, 2*K] when limit is
     x_scales,  # f32 [T, K/128] or None
+    limit,  # clamp of the SwiGLU that makes the activation from gate and up, or None
     w,  # e4m3 or bf16 [groups*width, K]
     w_scales,  # f32 [groups*width/128, K/128] for e4m3
     y,  # out [T, groups*width]
@@ -124,10 +143,16 @@ def _linear(
             if K % BK == 0:
                 a = tl.load(x_tile + at * BK)
                 b = tl.load(w_tile + at * BK)
+                if limit is not None:
+                    up = tl.load(x_tile + K + at * BK)
             else:
                 inside = (at * BK + column < K)[None, :]
                 a = tl.load(x_tile + at * BK, mask=inside, other=0.0)
                 b = tl.load(w_tile + at * BK, mask=inside, other=0.0)
+                if limit is not None:
+                    up = tl.load(x_tile + K + at * BK, mask=inside, other=0.0)
+            if limit is not None:
+                a = swiglu_values(a, up, limit).to(tl.bfloat16)
             if not is_fp8:
                 acc = tl.dot(b, a.T, acc)
             elif not W8A8:
@@ -213,6 +238,25 @@ def fp8_linear(x, w, out_dtype):
     return _launch(x.unsqueeze(1), scales, w, out_dtype, w8a8=True)
 
 
+def swiglu_linear(gate_up, w, limit, act_dtype, out_dtype):
+    if gate_up.shape[0] > DECODE_ROWS:
+        return fp8_linear(swiglu(gate_up, limit, act_dtype), w, out_dtype)
+    out_dtype = out_dtype or act_dtype
+    return _launch(gate_up.unsqueeze(1), None, w, out_dtype, w8a8=True, limit=limit)
+
+
+def swiglu(gate_up, limit, out_dtype):
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(rows, width, dtype=out_dtype, device=gate_up.device)
+    if out.numel():
+        launch = LAUNCH["swiglu"]
+        block = launch.constexprs["BLOCK"]
+        _swiglu[(triton.cdiv(out.numel(), block),)](
+            gate_up, out, out.numel(), limit, width, block, num_warps=launch.num_warps
+        )
+    return out
+
+
 def bf16_linear(x, w, out_dtype):
     return _launch(x.unsqueeze(1), None, w, out_dtype)
 
@@ -221,9 +265,10 @@ def grouped_linear(o, w):
     return _launch(o, None, w, None)
 
 
-def _launch(x, x_scales, w, out_dtype, w8a8=False):
+def _launch(x, x_scales, w, out_dtype, w8a8=False, limit=None):
     """x [T, groups, K]; rows may be strided, as slices of a wider projection are."""
-    rows, groups, k = x.shape
+    rows, groups = x.shape[:2]
+    k = w[0].shape[1]
     if x.stride(2) != 1 or (groups > 1 and x.stride(1) != k):
         x = x.contiguous()
     matrix = w[0]
@@ -235,7 +280,9 @@ def _launch(x, x_scales, w, out_dtype, w8a8=False):
     splits = split_k(outputs, k)
     grid_splits = splits if rows <= DECODE_ROWS else 1
     kind = "fp8" if isinstance(w, Fp8Weight) else "bf16"
-    launch = LAUNCH[f"{kind}.{'few' if rows <= FEW_ROWS else 'many'}"]
+    # Gate and up in f32 are too large for a tall tile on Ada.
+    few = rows <= FEW_ROWS or limit is not None
+    launch = LAUNCH[f"{kind}.{'few' if few else 'many'}"]
     block_m, block_n = launch.constexprs["BM"], launch.constexprs["BN"]
     partials = None
     if grid_splits > 1:
@@ -243,6 +290,7 @@ def _launch(x, x_scales, w, out_dtype, w8a8=False):
     _linear[(triton.cdiv(width, block_n) * triton.cdiv(rows, block_m), grid_splits, groups)](
         x,
         x_scales,
+        limit,
         matrix,
         w.scales if isinstance(w, Fp8Weight) else None,
         y,
@@ -297,7 +345,9 @@ def _aot() -> list[AotEntry]:
         splits = split_k(outputs, k)
         fp8, codes = kind != "bf16", kind == "w8a8" and regime == "prefill"
         grid_splits = 1 if regime == "prefill" else splits
-        signature = {"x": "*fp8e4nv" if codes else "*bf16", "y": out, "arrivals": "*i32"}
+        fused = kind == "swiglu"
+        x = "*fp8e4nv" if codes else "*fp32" if fused else "*bf16"
+        signature = {"x": x, "y": out, "arrivals": "*i32"}
         signature["w"] = "*fp8e4nv" if fp8 else "*bf16"
         absent: dict[str, None] = {}
         for name, present in (
@@ -309,11 +359,15 @@ def _aot() -> list[AotEntry]:
                 signature[name] = "*fp32"
             else:
                 absent[name] = None
+        if fused:
+            signature["limit"] = "fp32"
+        else:
+            absent["limit"] = None
         constexprs = {
             "K": k,
             "SPLITS": splits,
             "GRID_SPLITS": grid_splits,
-            "W8A8": kind == "w8a8",
+            "W8A8": kind in ("w8a8", "swiglu"),
             "FLOOR": AMAX_FLOOR,
             "LIMIT": FP8_MAX,
             "BK": BLOCK_K,
@@ -324,7 +378,7 @@ def _aot() -> list[AotEntry]:
         return entry(name, _linear, launch, signature | numbers, constexprs, mma=True)
 
     def entry(name, fn, launch, signature, constexprs, mma=False):
-        unaligned = ("rows", "groups", "eps")
+        unaligned = ("rows", "groups", "eps", "count", "limit")
         return AotEntry(
             name=name,
             fn=fn,
@@ -347,11 +401,15 @@ def _aot() -> list[AotEntry]:
     ]
     quantise = {"x": "*bf16", "q": "*fp8e4nv", "scales": "*fp32", "rows": "i32", "x_stride": "i32"}
     norm = {"x": "*bf16", "w": "*bf16", "y": "*bf16", "eps": "fp32", "width": "i32"}
+    activation = {"gate_up": "*fp32", "out": "*bf16", "count": "i32", "limit": "fp32"}
+    rows_of_256 = {"WIDTH": 256, **LAUNCH["swiglu"].constexprs}
     group = {"K": 4096, "GROUP": BLOCK_K, "POW2": True, "FLOOR": AMAX_FLOOR, "LIMIT": FP8_MAX}
     group |= LAUNCH["act_quant"].constexprs
     return [
         *(linear(kind, r, n, k, out) for kind, n, k, out in matrices for r in ("few", "many")),
         *(linear(kind, "prefill", n, k, out) for kind, n, k, out in matrices),
+        linear("swiglu", "few", 4096, 256, "*fp32"),
+        entry("linear.swiglu", _swiglu, LAUNCH["swiglu"], activation, rows_of_256),
         entry("linear.act_quant", _act_quant, LAUNCH["act_quant"], quantise, group),
         entry(
             "linear.rms_norm",

@@ -101,6 +101,15 @@ def grouped_linear(o, w):
     return over_rows(project, o)
 
 
+def swiglu(gate_up, limit, out_dtype):
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return (F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)).to(out_dtype)
+
+
+def swiglu_linear(gate_up, w, limit, act_dtype, out_dtype):
+    return fp8_linear(swiglu(gate_up, limit, act_dtype), w, out_dtype)
+
+
 def rms_norm(x, w, eps):
     weight = w.double()
     return over_rows(lambda rows: F.rms_norm(rows.double(), w.shape, weight, eps).to(x.dtype), x)

@@ -7,6 +7,7 @@ f32 activation runs the oracle without intermediate rounding (CPU only).
 import torch
 
 from dspark.kernels.dispatch import use_triton
+from dspark.kernels.linear import swiglu
 from dspark.kernels.linear.arrivals import arrival_counters
 from dspark.kernels.moe import kernel, reference
 from dspark.kernels.moe.reference import SCALE_GROUP, ExpertWeights, Route, dequantise_mxfp4
@@ -77,15 +78,6 @@ def route(
     return (kernel if use_triton(logits) else reference).route(
         logits, bias, tid2eid, token_ids, k, scale, renormalise
     )
-
-
-def swiglu(gate_up: torch.Tensor, limit: float, *, out_dtype: torch.dtype) -> torch.Tensor:
-    """silu(min(gate, limit)) * clamp(up, -limit, limit).
-
-    gate_up: f32 [T, 2I], gate first. Returns [T, I] in `out_dtype`: the activation dtype of the
-    model, because a following FP8 linear takes f32 to mean the unquantised oracle.
-    """
-    return (kernel if use_triton(gate_up) else reference).swiglu(gate_up, limit, out_dtype)
 
 
 def moe_mxfp4(

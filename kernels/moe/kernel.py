@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from dspark.kernels.linear.arrivals import arrival_counters, last_to_arrive
+from dspark.kernels.linear.kernel import swiglu_values
 from dspark.kernels.moe.reference import Route
 from dspark.kernels.plan import AotEntry, LaunchConfig
 
@@ -23,7 +24,6 @@ LAUNCH = {
     "down.prefill": LaunchConfig(8, 3, {"BM": 64, "BN": 128, "BK": 128}),
     "combine": LaunchConfig(4, 1, {"BT": 8, "BN": 128}),
     "route": LaunchConfig(1, 1, {}),
-    "swiglu": LaunchConfig(4, 1, {"BLOCK": 1024}),
 }
 FEW_PAIRS, MANY_PAIRS = 64, 512  # (row, slot) pairs up to which a tile finds its own rows
 PREFILL_SLOTS_BYTES = 64 << 20  # workspace bound of the second GEMM
@@ -101,13 +101,6 @@ def _products(
 
 
 @triton.jit
-def _swiglu(gate, up, limit):
-    gate = tl.minimum(gate, limit, tl.PropagateNan.ALL)
-    up = tl.clamp(up, -limit, limit, tl.PropagateNan.ALL)
-    return gate / (1.0 + tl.exp(-gate)) * up
-
-
-@triton.jit
 def _gate_up(
     x,  # bf16 [T, HIDDEN]
     w13,  # u8 [E, 2*WIDTH, HIDDEN/2]
@@ -182,11 +175,11 @@ def _gate_up(
                         other=0.0,
                         cache_modifier=".cg",
                     )
-                value = _swiglu(gate, up, limit)
+                value = swiglu_values(gate, up, limit)
                 tl.store(out, value.to(h.dtype.element_ty), mask=filled[:, None])
         else:
             gate, up = tl.split(total.reshape(2, BI, BM).permute(2, 1, 0))
-            value = _swiglu(gate, up, limit)
+            value = swiglu_values(gate, up, limit)
             tl.store(out, value.to(h.dtype.element_ty), mask=filled[:, None])
 
 
@@ -373,16 +366,6 @@ def _route(
         tl.store(weights + place, weight * factor, mask=filled)
 
 
-@triton.jit
-def _swiglu_rows(gate_up, out, count, limit, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    source = gate_up + (at // WIDTH) * (2 * WIDTH) + at % WIDTH
-    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, _swiglu(gate, up, limit).to(out.dtype.element_ty), mask=inside)
-
-
 def route(logits, bias, tid2eid, token_ids, k, scale, renormalise=True):
     rows, count = logits.shape
     chosen = Route(
@@ -406,18 +389,6 @@ def route(logits, bias, tid2eid, token_ids, k, scale, renormalise=True):
             num_warps=LAUNCH["route"].num_warps,
         )
     return chosen
-
-
-def swiglu(gate_up, limit, out_dtype):
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(rows, width, dtype=out_dtype, device=gate_up.device)
-    if out.numel():
-        launch = LAUNCH["swiglu"]
-        block = launch.constexprs["BLOCK"]
-        _swiglu_rows[(triton.cdiv(out.numel(), block),)](
-            gate_up, out, out.numel(), limit, width, block, num_warps=launch.num_warps
-        )
-    return out
 
 
 def hidden_splits(hidden: int) -> int:
@@ -601,7 +572,6 @@ def _aot() -> list[AotEntry]:
         "factor": "fp32",
     }
     choice = {"TOPK": topk, "SLOTS": 8, "EXPERTS": 256, "RENORMALISE": True}
-    activation = {"gate_up": "*fp32", "out": "*bf16", "count": "i32", "limit": "fp32"}
 
     def entry(name, fn, launch, signature, constexprs, mma=False):
         unaligned = ("pairs", "rows", "limit", "factor")
@@ -656,13 +626,6 @@ def _aot() -> list[AotEntry]:
         ),
         entry("route[bias]", _route, "route", route, {**choice, "tid2eid": None}),
         entry("route[hash]", _route, "route", route, {**choice, "bias": None}),
-        entry(
-            "swiglu",
-            _swiglu_rows,
-            "swiglu",
-            activation,
-            {"WIDTH": width, **LAUNCH["swiglu"].constexprs},
-        ),
     ]
 
 

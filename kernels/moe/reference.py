@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from dspark.kernels.linear.reference import decode_e8m0
+from dspark.kernels.linear.reference import decode_e8m0, swiglu
 
 SCALE_GROUP = 32  # columns per E8M0 scale of an MXFP4 row
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # codes 0..7; bit 3 is the sign
@@ -53,11 +53,6 @@ def route(logits, bias, tid2eid, token_ids, k, scale, renormalise=True):
     padded = (token_ids < 0).unsqueeze(1)
     weights = (weights * scale).float().masked_fill_(padded, 0.0)
     return Route(weights, experts.int().masked_fill_(padded, -1))
-
-
-def swiglu(gate_up, limit, out_dtype):
-    gate, up = gate_up.double().chunk(2, dim=-1)
-    return (F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)).to(out_dtype)
 
 
 def moe_mxfp4(x, experts, route, limit, shared):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from weight_cases import assert_rows_invariant, random_fp8, random_rows
+from weight_cases import assert_rows_invariant, generator, random_fp8, random_rows
 
 from dspark.kernels.linear import (
     act_quant,
@@ -17,6 +17,8 @@ from dspark.kernels.linear import (
     prepare_fp8,
     reference,
     rms_norm,
+    swiglu,
+    swiglu_linear,
 )
 
 FP8 = torch.float8_e4m3fn
@@ -91,6 +93,13 @@ def test_bf16_linear_rounds_once():
     want = x.double() @ w.weight.double().t()
     assert torch.equal(bf16_linear(x, w), want.bfloat16())
     assert torch.equal(bf16_linear(x, w, torch.float32), want.float())
+
+
+@pytest.mark.parametrize("act_dtype", [torch.bfloat16, torch.float32])
+def test_swiglu_linear_is_both_ops(act_dtype):
+    gate_up, w = torch.randn(4, 256, generator=generator(6)) * 8, random_fp8(64, 128)
+    h = swiglu(gate_up, 10.0, out_dtype=act_dtype)
+    assert torch.equal(swiglu_linear(gate_up, w, 10.0, act_dtype=act_dtype), fp8_linear(h, w))
 
 
 @pytest.mark.parametrize("kind", ["fp8", "bf16"])

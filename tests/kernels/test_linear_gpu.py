@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from weight_cases import assert_close, assert_rows_invariant, random_fp8, random_rows
+from weight_cases import (
+    assert_close,
+    assert_rows_invariant,
+    generator,
+    random_fp8,
+    random_rows,
+)
 
 from dspark.kernels.linear import (
     Fp8Weight,
@@ -14,6 +20,8 @@ from dspark.kernels.linear import (
     prepare_fp8,
     reference,
     rms_norm,
+    swiglu,
+    swiglu_linear,
 )
 
 pytestmark = pytest.mark.gpu
@@ -58,6 +66,16 @@ def test_grouped_linear(device, kind, groups):
     for rows in (1, 6, 48, 100):
         o = random_rows(rows, groups, 4096, seed=rows)
         assert_close(grouped_linear(o.to(device), moved), reference.grouped_linear(o, w))
+
+
+@pytest.mark.parametrize("rows", [1, 6, 48, 70])
+def test_swiglu_linear(device, rows):
+    gate_up, w = torch.randn(rows, 512, generator=generator(6)) * 5, random_fp8(4096, 256)
+    precision = {"act_dtype": torch.bfloat16, "out_dtype": torch.float32}
+    got = swiglu_linear(gate_up.to(device), on(device, w), 10.0, **precision)
+    assert_close(got, reference.swiglu_linear(gate_up, w, 10.0, *precision.values()))
+    h = swiglu(gate_up.to(device), 10.0, out_dtype=torch.bfloat16)
+    assert torch.equal(fp8_linear(h, on(device, w), torch.float32), got)
 
 
 @pytest.mark.parametrize("k", [128, 192, 4096])

@@ -18,7 +18,6 @@ from dspark.kernels.moe import (
     prepare_experts,
     reference,
     route,
-    swiglu,
 )
 
 pytestmark = pytest.mark.gpu
@@ -145,12 +144,6 @@ def test_route(device, kind):
     got, want = route(*arguments, 6, 1.5), reference.route(logits, bias, table, ids, 6, 1.5)
     assert torch.equal(got.experts.cpu(), want.experts)
     torch.testing.assert_close(got.weights.cpu(), want.weights, rtol=3e-6, atol=0)
-
-
-def test_swiglu(device):
-    gate_up = torch.randn(48, 512, generator=generator(6)) * 12
-    got = swiglu(gate_up.to(device), LIMIT, out_dtype=torch.bfloat16)
-    assert_close(got, reference.swiglu(gate_up, LIMIT, torch.bfloat16))
 
 
 def test_sorted_tiles_match_the_cpu(device):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from weight_cases import assert_close, random_fp8, random_rows
+from weight_cases import assert_close, generator, random_fp8, random_rows
 
 from dspark.kernels.linear import kernel, prepare_bf16, reference
 
@@ -41,6 +41,23 @@ def test_bf16_linear(rows, n, k):
     assert_close(kernel.bf16_linear(x, w, None), reference.bf16_linear(x, w))
     got = kernel.bf16_linear(x, w, torch.float32)
     assert_close(got, reference.bf16_linear(x, w, torch.float32), 2e-6)
+
+
+def test_swiglu():
+    gate_up = torch.randn(3, 2 * 40, generator=generator(6)) * 12
+    got = kernel.swiglu(gate_up, 10.0, torch.float32)
+    want = reference.swiglu(gate_up, 10.0, torch.float32)
+    torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("k", [256, 192])
+def test_swiglu_linear(k, monkeypatch):
+    gate_up, w = torch.randn(3, 2 * k, generator=generator(6)) * 5, random_fp8(64, k)
+    got = kernel.swiglu_linear(gate_up, w, 10.0, torch.bfloat16, torch.float32)
+    assert_close(got, reference.swiglu_linear(gate_up, w, 10.0, torch.bfloat16, torch.float32))
+    monkeypatch.setattr(kernel, "DECODE_ROWS", 0)  # prefill: three launches
+    apart = kernel.swiglu_linear(gate_up, w, 10.0, torch.bfloat16, torch.float32)
+    assert torch.equal(apart, got)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "bf16"])

@@ -118,13 +118,6 @@ def test_score_is_accurate_where_log1p_is_delicate(logit):
     assert got.weights.item() == pytest.approx(want.item(), rel=1e-6)
 
 
-def test_swiglu():
-    gate_up = torch.randn(3, 2 * 40, generator=generator(6)) * 12
-    got = kernel.swiglu(gate_up, 10.0, torch.float32)
-    want = reference.swiglu(gate_up, 10.0, torch.float32)
-    torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-30)
-
-
 def test_sorted_tiles_cover_every_pair_once():
     g = generator(5)
     experts = torch.randint(-1, 6, (50,), generator=g).int()
