@@ -1,6 +1,7 @@
 """Life cycle of the model's state: slots, window pages, compress rings and their rollback."""
 
 from dspark.state.errors import (
+    HostLoadError,
     PageError,
     SlotError,
     StateError,
@@ -8,6 +9,7 @@ from dspark.state.errors import (
     StateInvariantError,
 )
 from dspark.state.geometry import RingSpec, StateGeometry
+from dspark.state.host import PageHostPool
 from dspark.state.lifecycle import StateLifecycle
 from dspark.state.pages import PageClearer
 from dspark.state.pools import StatePools
@@ -15,8 +17,10 @@ from dspark.state.rollback import RingRollback
 from dspark.state.slots import SlotTable
 
 __all__ = [
+    "HostLoadError",
     "PageClearer",
     "PageError",
+    "PageHostPool",
     "RingRollback",
     "RingSpec",
     "SlotError",

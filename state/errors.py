@@ -13,6 +13,10 @@ class PageError(StateError):
     """A window page was released by somebody who may not."""
 
 
+class HostLoadError(StateError):
+    """A load from the host tier failed and was undone; the request it was for starts cold."""
+
+
 class StateInvariantError(StateError):
     """`check()` found a violated invariant; the message names where."""
 

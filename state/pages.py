@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dspark.kernels.state import clear_pages, clear_slots
+from dspark.state import hicache
 from dspark.state.errors import PageError
 from dspark.state.pools import StatePools
 from dspark.state.slots import SlotTable
@@ -25,7 +26,7 @@ class PageClearer:
         self._pools = pools
         self._slots = slots
         self._tags = tags
-        self._allocator: Any = None  # SGLang's physical window allocator once attached
+        self.allocator: Any = None  # SGLang's physical window allocator once attached
         self._device = pools.tensors["c4"].device
         self._upload = IndexUpload(pools.geometry.slots, self._device)
         self._pending: list[Tensor] = []
@@ -37,9 +38,9 @@ class PageClearer:
 
     def free_list(self) -> Tensor | None:
         """i64 [n] SGLang's free window pages, None when no allocator is attached; waits."""
-        if self._allocator is None:
+        if self.allocator is None:
             return None
-        return torch.cat([self._allocator.free_pages, self._allocator.release_pages]).cpu()
+        return torch.cat([self.allocator.free_pages, self.allocator.release_pages]).cpu()
 
     def release(self, pages: Tensor) -> None:
         """Record int [n] page ids on the state's device; ids <= 0 are ignored by the kernel."""
@@ -114,7 +115,7 @@ class PageClearer:
         Every way a window page can be released (request end, window eviction, prefix cache,
         grouped frees, failed host load, flush) ends in its `_release_page_ids` or `clear`.
         """
-        self._allocator = swa_alloc
+        self.allocator = swa_alloc
         release, clear = swa_alloc._release_page_ids, swa_alloc.clear
 
         def release_and_record(*page_ids: Tensor) -> None:
@@ -130,11 +131,21 @@ class PageClearer:
 
         swa_alloc._release_page_ids, swa_alloc.clear = release_and_record, clear_and_record
 
+    def attach_hicache(self, controller) -> None:
+        """Follow SGLang's host tier; see `dspark.state.hicache`."""
+        hicache.attach(self, controller)
+
+    def loaded(self, swa_loc: Tensor) -> None:
+        """int [n * page] window slots of whole pages whose rows arrived from the host."""
+        if self._tags is not None:
+            page = self._pools.geometry.page
+            self._tags.loaded(swa_loc.view(-1, page)[:, 0] // page)
+
     def _refuse_unowned(self, pages: Tensor) -> None:
         """Raise PageError for a page that is free already or does not exist."""
         free = self.free_list()
         assert free is not None
-        owned = set(range(1, self._allocator.num_pages + 1)) - set(free.tolist())
+        owned = set(range(1, self.allocator.num_pages + 1)) - set(free.tolist())
         for page in pages.tolist():
             if page not in owned:
                 raise PageError(f"window page {page} is released but nobody owns it")
