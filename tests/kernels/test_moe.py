@@ -106,6 +106,48 @@ def test_moe_matches_the_literal_loop(rows):
     torch.testing.assert_close(oracle.double(), want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("hashed", [False, True])
+def test_agrees_with_hf_deepseek_v4(hashed):
+    """A whole sparse block of transformers' DeepseekV4 in full precision."""
+    modeling = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    config = modeling.DeepseekV4Config(
+        vocab_size=16,
+        hidden_size=64,
+        num_hidden_layers=1,
+        moe_intermediate_size=32,
+        num_local_experts=8,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        mlp_layer_types=["hash_moe" if hashed else "moe"],
+    )
+    block = modeling.DeepseekV4SparseMoeBlock(config, 0)
+    experts, rows, g = random_experts(8, 64, config.moe_intermediate_size), 7, generator(11)
+    x, ids = torch.randn(1, rows, 64, generator=g), torch.randint(0, 16, (rows,), generator=g)
+    with torch.no_grad():
+        block.gate.weight.copy_(torch.randn(8, 64, generator=g) * 0.2)
+        block.experts.gate_up_proj.copy_(experts.dense13)
+        block.experts.down_proj.copy_(experts.dense2)
+        for parameter in block.shared_experts.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=g) * 0.2)
+        if hashed:
+            picks = [torch.randperm(8, generator=g)[:2] for _ in range(16)]
+            block.gate.tid2eid.copy_(torch.stack(picks))
+        else:
+            block.gate.e_score_correction_bias.copy_(torch.randn(8, generator=g) * 0.1)
+        want = block(x, ids.unsqueeze(0))[0]
+        shared = block.shared_experts(x)[0]
+    chosen = route(
+        x[0] @ block.gate.weight.detach().t(),
+        None if hashed else block.gate.e_score_correction_bias,
+        block.gate.tid2eid.int() if hashed else None,
+        ids,
+        2,
+        config.routed_scaling_factor,
+    )
+    got = moe_mxfp4(x[0], experts, chosen, config.swiglu_limit, shared)
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5 * want.abs().max().item())
+
+
 def test_rows_are_batch_invariant():
     experts, x, chosen = random_experts(8, 64, 32), random_rows(48, 64), random_route(48, 8, 2)
     shared = random_rows(48, 64, seed=5)
