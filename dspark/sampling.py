@@ -72,8 +72,7 @@ def cut_tails(logits: torch.Tensor, params: RequestParams) -> torch.Tensor:
     order = torch.sort(probability, dim=-1, descending=True, stable=True)
     before = order.values.cumsum(-1) - order.values
     place = torch.arange(logits.shape[-1], device=logits.device)
-    keep = place < params.top_k[:, None, None]
-    keep &= before <= params.top_p[:, None, None]
+    keep = (place < params.top_k[:, None, None]) & (before <= params.top_p[:, None, None])
     keep &= order.values >= order.values[..., :1] * params.min_p[:, None, None]
     keep |= (place == 0) | params.greedy[:, None, None]
     kept = torch.zeros_like(keep).scatter_(-1, order.indices, keep)

@@ -50,7 +50,7 @@ TEXT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]
 @pytest.mark.parametrize("limit", [4, 5, 6, 7])
 @pytest.mark.parametrize("place", range(8))
 def test_eos_anywhere_in_a_run_ends_the_request_as_it_would_alone(run, limit, place):
-    tokens = TEXT[:place] + [EOS] + TEXT[place:]
+    tokens = [*TEXT[:place], EOS, *TEXT[place:]]
     single = feed(request(limit), tokens, 1)
     assert feed(request(limit), tokens, run) == single
     assert len(single[0]) == min(place + 1, limit)
@@ -60,7 +60,7 @@ def test_eos_anywhere_in_a_run_ends_the_request_as_it_would_alone(run, limit, pl
 @pytest.mark.parametrize("run", [2, 6])
 @pytest.mark.parametrize("place", range(7))
 def test_stop_tokens_likewise(run, place):
-    tokens = TEXT[:place] + [STOP] + TEXT[place:]
+    tokens = [*TEXT[:place], STOP, *TEXT[place:]]
     settings = {"stop_token_ids": [STOP]}
     assert feed(request(6, **settings), tokens, run) == feed(request(6, **settings), tokens, 1)
 
