@@ -302,6 +302,9 @@ def fill_defaults(server_args, config: ModelConfig, on_cpu: bool) -> None:
     for field, value in default_flags(config, on_cpu).items():
         if getattr(server_args, field) is None:
             setattr(server_args, field, value)
+    if not on_cpu and server_args.cuda_graph_max_bs_decode is None:
+        # Every batch that can run decodes from a graph; SGLang's own limit goes by GPU memory.
+        server_args.cuda_graph_max_bs_decode = server_args.max_running_requests
     if not has_tokenizer(server_args):
         server_args.skip_tokenizer_init = True
     if on_cpu:

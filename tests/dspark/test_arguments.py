@@ -145,7 +145,7 @@ def test_defaults_fill_only_what_was_left_out(monkeypatch, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     args = server_args(model_path=str(tmp_path), max_running_requests=3)
     arguments.fill_defaults(args, TINY, on_cpu=False)
-    assert args.max_running_requests == 3
+    assert args.max_running_requests == args.cuda_graph_max_bs_decode == 3
     assert args.max_total_tokens is None  # SGLang measures the GPU
     assert not args.skip_tokenizer_init
 
