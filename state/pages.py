@@ -58,9 +58,7 @@ class PageClearer:
         """Launch the recorded clears on the current stream; returns the launches (0, 1 or 2)."""
         launches = 0
         if self._pending:
-            pages = torch.cat(self._pending) if len(self._pending) > 1 else self._pending[0]
-            self._pending = []
-            self._clear_pages(pages)
+            self._clear_pages(self._take_pages())
             launches += 1
         slots = self._slots.take_pending()
         if slots:
@@ -68,9 +66,14 @@ class PageClearer:
             launches += 1
         return launches
 
+    def _take_pages(self) -> Tensor:
+        recorded, self._pending = self._pending, []
+        for pages in recorded:
+            if pages.is_cuda:  # allocated on the scheduling stream, read on this one
+                pages.record_stream(torch.cuda.current_stream())
+        return torch.cat(recorded)
+
     def _clear_pages(self, pages: Tensor) -> None:
-        if pages.is_cuda:  # recorded on the scheduling stream, read on this one
-            pages.record_stream(torch.cuda.current_stream())
         tensors = self._pools.tensors
         clear_pages([tensors["c4"], tensors["idx"]], pages, ring=self._pools.geometry.c4.ring)
         if self._tags is not None:
