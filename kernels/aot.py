@@ -80,6 +80,8 @@ def problems_of(entry: AotEntry, ptx: str, resources: Resources) -> list[str]:
     if not re.search(r"^\.target sm_89\b", ptx, re.MULTILINE):
         problems.append("is not code for sm_89")
     problems += [f"uses {word}, which Ada lacks" for word in FORBIDDEN if word in ptx]
+    if "e4m3x2.f16x2" in ptx:
+        problems.append("rounds f32 to e4m3 by way of fp16; use dspark.kernels.fp8.to_e4m3")
     if entry.expects_mma and "mma.sync" not in ptx:
         problems.append("should use the tensor cores and does not")
     return problems

@@ -3,8 +3,11 @@
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 
 from dspark.kernels.attention import mla_sparse, reference
+from dspark.kernels.fp8 import to_e4m3
 from dspark.kernels.indexer import IndexQuery
 from dspark.kernels.indexer import reference as index_reference
 from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, store_index
@@ -262,3 +265,32 @@ def assert_pool_close(got: torch.Tensor, want: torch.Tensor, per_page: int | Non
     assert steps.max() <= 1
     written = (codes[1] != 255).sum()
     assert (steps > 0).sum() <= 1e-3 * written + 2
+
+
+def fp8_borders() -> torch.Tensor:
+    """f32 values at and beside every e4m3 value and every border between two, and the specials."""
+    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    borders = torch.cat([codes, (codes[1:] + codes[:-1]) / 2, torch.tensor([464.0, 1e9])])
+    # The small nudges (units in the last place) vanish in fp16, the large ones do not.
+    nudges = torch.tensor([0, 1, 2, 1 << 10, 1 << 12, 1 << 14])
+    nudges = torch.cat([-nudges, nudges])[:, None]
+    near = (borders.view(torch.int32) + nudges).clamp(min=0).int().view(torch.float32)
+    specials = torch.tensor([torch.inf, torch.nan, 1e-45, 1e-38, 0.0])
+    values = torch.cat([near.flatten(), specials])
+    return torch.cat([values, -values])
+
+
+@triton.jit
+def _convert(x, codes, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(codes + i, to_e4m3(tl.load(x + i, mask=i < n, other=0.0)), mask=i < n)
+
+
+def assert_rounds_once(x: torch.Tensor) -> None:
+    """The kernels' conversion of x f32 [N] gives torch's codes; any NaN code stands for NaN."""
+    got = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    _convert[(triton.cdiv(len(x), 1024),)](x, got, len(x), BLOCK=1024)
+    want = x.cpu().clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    got = got.cpu().float()
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(got.signbit() | got.isnan(), want.signbit() | want.isnan())

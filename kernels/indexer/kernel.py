@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dspark.kernels.fp8 import to_e4m3
 from dspark.kernels.indexer.pages import KEYS, WIDTH
 from dspark.kernels.indexer.types import IndexQuery, TopK
 from dspark.kernels.plan import AotEntry, LaunchConfig
@@ -49,8 +50,7 @@ def hadamard(x, N: tl.constexpr):
 def quantise_keys(x):
     """e4m3 codes [N, 128] and f32 scales [N] of x f32 [N, 128]."""
     scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 1), FLOOR), LIMIT)
-    scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
-    return tl.minimum(tl.maximum(scaled, -LIMIT), LIMIT).to(tl.float8e4nv), scale
+    return to_e4m3(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))), scale
 
 
 @triton.jit(do_not_specialize=["H"])

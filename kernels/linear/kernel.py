@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dspark.kernels.fp8 import to_e4m3
 from dspark.kernels.linear.arrivals import arrival_counters, last_to_arrive
 from dspark.kernels.linear.reference import AMAX_FLOOR, FP8_MAX, Fp8Weight
 from dspark.kernels.plan import AotEntry, LaunchConfig
@@ -40,7 +41,7 @@ def _quantise(x, FLOOR: tl.constexpr, LIMIT: tl.constexpr, POW2: tl.constexpr):
     else:
         scale = tl.div_rn(amax, LIMIT)
         scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
-    return tl.clamp(scaled, -LIMIT, LIMIT, tl.PropagateNan.ALL).to(tl.float8e4nv), scale
+    return to_e4m3(scaled), scale
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dspark.kernels.fp8 import to_e4m3
 from dspark.kernels.plan import AotEntry, LaunchConfig
 from dspark.kernels.qkv.pages import AMAX_FLOOR, DATA_BYTES, FP8_MAX, HEAD, NOPE, SCALE_BYTES
 
@@ -64,9 +65,8 @@ def store_slot(x, codes, rope, scales, slot, stride, per_page):
     bits = tl.div_rn(amax, LIMIT).to(tl.int32, bitcast=True)
     exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
     inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    scaled = tl.minimum(tl.maximum(groups * inverse[:, None], -LIMIT), LIMIT)
     d = g[:, None] * (D // SCALES) + j[None, :]
-    tl.store(codes + data + d, scaled.to(tl.float8e4nv), mask=d < NOPE_D)
+    tl.store(codes + data + d, to_e4m3(groups * inverse[:, None]), mask=d < NOPE_D)
     half = (data + NOPE_D) // 2 - NOPE_D
     tl.store(rope + half + d, groups.to(tl.bfloat16), mask=d >= NOPE_D)
     at = row + per_page * SLOT + offset * SCALES

@@ -73,6 +73,8 @@ def test_the_checks_see_each_defect():
         (entry, good.replace("89", "90a"), fits, "not code for sm_89"),
         (entry, good.replace("mma.sync", "fma.rn"), fits, "tensor cores"),
     ]
+    twice = "\n cvt.rn.satfinite.e4m3x2.f16x2"
+    cases.append((entry, good + twice, fits, "by way of fp16"))
     cases += [(entry, f"{good}\n {word}.x", fits, word) for word in aot.FORBIDDEN]
     for candidate, ptx, resources, sentence in cases:
         problems = aot.problems_of(candidate, ptx, resources)
