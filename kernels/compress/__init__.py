@@ -80,16 +80,18 @@ def c4_compress_pair(
 
     few_rows: no request has more than ring - 7 rows in this forward (decode, verify). Then no raw
     row can land where an entry of the same forward still reads, and one launch does everything;
-    otherwise four do. Other arguments and errors as `c4_compress`.
+    otherwise three do, with the same bits. Other arguments and errors as `c4_compress`.
     """
-    if few_rows and use_triton(main.s):
+    if use_triton(main.s):
         from dspark.kernels.compress import kernel
 
         for part in (main, index):
             _check(
                 part.s, part.ape, part.state, plan, store, part.norm_w, out_loc, terms=8, halves=2
             )
-        kernel.c4_step(main, index, plan, store, cos_sin, out_loc, entries_per_page, eps)
+        kernel.c4_compress_pair(
+            main, index, plan, store, cos_sin, out_loc, entries_per_page, eps, few_rows
+        )
         return
     for part, kind in ((main, "kv"), (index, "index")):
         c4_compress(

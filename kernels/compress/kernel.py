@@ -1,9 +1,9 @@
 """Triton kernels of K12-K14.
 
-In general a compressor takes two launches. The first forms the entries of the windows that close,
-from this forward's rows and the ring; the second normalises, rotates and stores them, and only
-then puts raw rows into the ring: in one launch a program could overwrite what another still reads.
-Where no request has that many rows, `c4_step` does both compressors of a C4 layer in one launch.
+A launch forms the entries of the windows that close, from this forward's rows and the ring; a
+later one puts raw rows into the ring: in one launch a program could overwrite what another still
+reads. Where no request has that many rows, one launch does both for both compressors of a C4
+layer. C4 entries come from the same binary either way, so they agree in every bit.
 """
 
 from typing import Any
@@ -15,15 +15,16 @@ from torch import Tensor
 
 from dspark.kernels.compress.stream import C4Stream
 from dspark.kernels.indexer.kernel import hadamard, quantise_keys
-from dspark.kernels.indexer.pages import KEYS
+from dspark.kernels.indexer.pages import KEYS, WIDTH
 from dspark.kernels.plan import AotEntry, LaunchConfig
 from dspark.kernels.qkv.kernel import pool_views, rms_scale, rotate, store_slot
+from dspark.kernels.qkv.pages import HEAD
 
 LAUNCH = {
-    "form_c4": LaunchConfig(4, 1, {"TERMS": 8, "HALVES": 2}),
-    "form_c128": LaunchConfig(8, 1, {"TERMS": 128, "HALVES": 1, "BD": 32}),
-    "finish": LaunchConfig(4, 1, {}),
     "c4_step": LaunchConfig(4, 1, {}),
+    "store_rows": LaunchConfig(4, 1, {}),
+    "form_c128": LaunchConfig(8, 1, {"BD": 32}),
+    "finish_c128": LaunchConfig(4, 1, {}),
 }
 
 EMPTY = tl.constexpr(-1.0e30)  # finite stand-in for the score of a row that is not there
@@ -101,37 +102,9 @@ def store_raw(s, state, store, row, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _form(
-    s, ape, state, plan, out_loc, entry,
-    DH: tl.constexpr, TERMS: tl.constexpr, HALVES: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    if tl.load(out_loc + row) < 0:
-        return
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    tl.store(entry + row * DH + d, pool_terms(s, ape, state, plan, row, d, DH, TERMS, HALVES))
-
-
-@triton.jit(do_not_specialize=["per_page"])
-def _finish(
-    s, state, plan, store, entry, out_loc, norm_w, cos_sin, codes, rope, scales, stride, per_page,
-    eps, DH: tl.constexpr, RATIO: tl.constexpr, WIDTH: tl.constexpr, INDEX: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(out_loc + row)
-    if slot >= 0:
-        x = tl.load(entry + row * DH + tl.arange(0, DH)[None, :])
-        store_entry(
-            x, plan, norm_w, cos_sin, codes, rope, scales, row, slot, stride, per_page, eps,
-            DH, RATIO, INDEX,
-        )  # fmt: skip
-    store_raw(s, state, store, row, WIDTH)
-
-
-@triton.jit
 def _c4_row(
     s, ape, state, norm_w, codes, rope, scales, plan, store, cos_sin, out_loc, stride, per_page,
-    eps, DH: tl.constexpr, INDEX: tl.constexpr,
+    eps, keep_rows, DH: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(out_loc + row)
@@ -141,26 +114,59 @@ def _c4_row(
             tl.reshape(x, (1, DH)), plan, norm_w, cos_sin, codes, rope, scales, row, slot, stride,
             per_page, eps, DH, 4, INDEX,
         )  # fmt: skip
-    store_raw(s, state, store, row, 4 * DH)
+    if keep_rows:
+        store_raw(s, state, store, row, 4 * DH)
 
 
-@triton.jit(do_not_specialize=["per_page"])
+# None of these may make a second binary: its entries could differ in the last bit.
+@triton.jit(do_not_specialize=["per_page", "first", "keep_rows"])
 def _c4_step(
     s, ape, state, norm_w, codes, rope, scales, i_s, i_ape, i_state, i_norm_w, i_codes, i_scales,
-    plan, store, cos_sin, out_loc, stride, i_stride, per_page, eps,
+    plan, store, cos_sin, out_loc, stride, i_stride, per_page, eps, first, keep_rows,
     DH: tl.constexpr, INDEX_DH: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and compressor: entries and ring rows in one launch."""
-    if tl.program_id(1) == 0:
+    """One program a row and compressor, counted from `first` (0 main, 1 index)."""
+    if first + tl.program_id(1) == 0:
         _c4_row(
             s, ape, state, norm_w, codes, rope, scales, plan, store, cos_sin, out_loc,
-            stride, per_page, eps, DH, False,
+            stride, per_page, eps, keep_rows, DH, False,
         )  # fmt: skip
     else:
         _c4_row(
             i_s, i_ape, i_state, i_norm_w, i_codes, i_scales, scales, plan, store, cos_sin,
-            out_loc, i_stride, per_page, eps, INDEX_DH, True,
+            out_loc, i_stride, per_page, eps, keep_rows, INDEX_DH, True,
         )  # fmt: skip
+
+
+@triton.jit
+def _store_rows(s, state, store, WIDTH: tl.constexpr):
+    store_raw(s, state, store, tl.program_id(0).to(tl.int64), WIDTH)
+
+
+@triton.jit
+def _form_c128(s, ape, state, plan, out_loc, entry, DH: tl.constexpr, BD: tl.constexpr):
+    """A program takes BD channels of a row: 128 terms of all of them are too many for one."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(out_loc + row) < 0:
+        return
+    d = tl.program_id(1) * BD + tl.arange(0, BD)
+    tl.store(entry + row * DH + d, pool_terms(s, ape, state, plan, row, d, DH, 128, 1))
+
+
+@triton.jit(do_not_specialize=["per_page"])
+def _finish_c128(
+    s, state, plan, store, entry, out_loc, norm_w, cos_sin, codes, rope, scales, stride, per_page,
+    eps, DH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(out_loc + row)
+    if slot >= 0:
+        x = tl.load(entry + row * DH + tl.arange(0, DH)[None, :])
+        store_entry(
+            x, plan, norm_w, cos_sin, codes, rope, scales, row, slot, stride, per_page, eps,
+            DH, 128, False,
+        )  # fmt: skip
+    store_raw(s, state, store, row, 2 * DH)
 
 
 def c4_compress(
@@ -177,12 +183,68 @@ def c4_compress(
     kind: str,
     eps: float,
 ) -> None:
-    index = kind == "index"
-    pointers = index_views(pool) if index else pool_views(pool)
-    _compress(
-        LAUNCH["form_c4"], 4, s, ape, state, plan, store, norm_w, cos_sin, out_loc, pointers,
-        entries_per_page, index, eps,
+    stream = C4Stream(s.contiguous(), ape, state, norm_w, pool)
+    first = int(kind == "index")
+    # The stream that is not asked for is passed too, and not read.
+    _run_c4_step(
+        stream, stream, plan, store, cos_sin, out_loc, entries_per_page, eps, first, 1,
+        keep_rows=False,
     )  # fmt: skip
+    _run_store_rows(stream, store)
+
+
+def c4_compress_pair(
+    main: C4Stream,
+    index: C4Stream,
+    plan: Tensor,
+    store: Tensor,
+    cos_sin: Tensor,
+    out_loc: Tensor,
+    entries_per_page: int,
+    eps: float,
+    few_rows: bool,
+) -> None:
+    main, index = (part._replace(s=part.s.contiguous()) for part in (main, index))
+    _run_c4_step(
+        main, index, plan, store, cos_sin, out_loc, entries_per_page, eps, 0, 2, keep_rows=few_rows
+    )
+    if not few_rows:
+        _run_store_rows(main, store)
+        _run_store_rows(index, store)
+
+
+def _run_c4_step(
+    main: C4Stream,
+    index: C4Stream,
+    plan: Tensor,
+    store: Tensor,
+    cos_sin: Tensor,
+    out_loc: Tensor,
+    entries_per_page: int,
+    eps: float,
+    first: int,
+    count: int,
+    keep_rows: bool,
+) -> None:
+    rows = main.s.shape[0]
+    if rows == 0:
+        return
+    index_codes, index_scales, _ = index_views(index.pool)
+    launch = LAUNCH["c4_step"]
+    _c4_step[(rows, count)](
+        main.s, main.ape, main.state, main.norm_w, *pool_views(main.pool),
+        index.s, index.ape, index.state, index.norm_w, index_codes, index_scales,
+        plan, store, cos_sin, out_loc, main.pool.stride(0), index.pool.stride(0),
+        entries_per_page, eps, first, int(keep_rows), DH=HEAD, INDEX_DH=WIDTH,
+        num_warps=launch.num_warps, num_stages=launch.num_stages,
+    )  # fmt: skip
+
+
+def _run_store_rows(stream: C4Stream, store: Tensor) -> None:
+    rows, width = stream.s.shape
+    if rows:
+        launch = LAUNCH["store_rows"]
+        _store_rows[(rows,)](stream.s, stream.state, store, WIDTH=width, num_warps=launch.num_warps)
 
 
 def c128_compress(
@@ -198,9 +260,20 @@ def c128_compress(
     entries_per_page: int,
     eps: float,
 ) -> None:
-    _compress(
-        LAUNCH["form_c128"], 128, s, ape, state, plan, store, norm_w, cos_sin, out_loc,
-        pool_views(pool), entries_per_page, False, eps,
+    rows = s.shape[0]
+    if rows == 0:
+        return
+    s = s.contiguous()
+    entry = torch.empty(rows, HEAD, dtype=torch.float32, device=s.device)
+    form, finish = LAUNCH["form_c128"], LAUNCH["finish_c128"]
+    _form_c128[(rows, HEAD // form.constexprs["BD"])](
+        s, ape, state, plan, out_loc, entry, DH=HEAD,
+        num_warps=form.num_warps, num_stages=form.num_stages, **form.constexprs,
+    )  # fmt: skip
+    _finish_c128[(rows,)](
+        s, state, plan, store, entry, out_loc, norm_w, cos_sin, *pool_views(pool),
+        pool.stride(0), entries_per_page, eps, DH=HEAD,
+        num_warps=finish.num_warps, num_stages=finish.num_stages,
     )  # fmt: skip
 
 
@@ -208,65 +281,6 @@ def index_views(pool: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """An index pool as e4m3 codes, f32 scales and bytes."""
     codes, _, raw = pool_views(pool)
     return codes, pool.view(torch.float32), raw
-
-
-def c4_step(
-    main: C4Stream,
-    index: C4Stream,
-    plan: Tensor,
-    store: Tensor,
-    cos_sin: Tensor,
-    out_loc: Tensor,
-    entries_per_page: int,
-    eps: float,
-) -> None:
-    rows = main.s.shape[0]
-    if rows == 0:
-        return
-    index_codes, index_scales, _ = index_views(index.pool)
-    launch = LAUNCH["c4_step"]
-    _c4_step[(rows, 2)](
-        main.s.contiguous(), main.ape, main.state, main.norm_w, *pool_views(main.pool),
-        index.s.contiguous(), index.ape, index.state, index.norm_w, index_codes, index_scales,
-        plan, store, cos_sin, out_loc, main.pool.stride(0), index.pool.stride(0),
-        entries_per_page, eps, DH=main.norm_w.shape[0], INDEX_DH=index.norm_w.shape[0],
-        num_warps=launch.num_warps, num_stages=launch.num_stages,
-    )  # fmt: skip
-
-
-def _compress(
-    form: LaunchConfig,
-    ratio: int,
-    s: Tensor,
-    ape: Tensor,
-    state: Tensor,
-    plan: Tensor,
-    store: Tensor,
-    norm_w: Tensor,
-    cos_sin: Tensor,
-    out_loc: Tensor,
-    pointers: tuple[Tensor, Tensor, Tensor],
-    entries_per_page: int,
-    index: bool,
-    eps: float,
-) -> None:
-    rows, width = s.shape[0], norm_w.shape[0]
-    if rows == 0:
-        return
-    s = s.contiguous()
-    entry = torch.empty(rows, width, dtype=torch.float32, device=s.device)
-    constants = {"BD": width, **form.constexprs}
-    _form[(rows, width // constants["BD"])](
-        s, ape, state, plan, out_loc, entry, DH=width,
-        num_warps=form.num_warps, num_stages=form.num_stages, **constants,
-    )  # fmt: skip
-    finish = LAUNCH["finish"]
-    _finish[(rows,)](
-        s, state, plan, store, entry, out_loc, norm_w, cos_sin, *pointers,
-        pointers[2].stride(0), entries_per_page, eps,
-        DH=width, RATIO=ratio, WIDTH=s.shape[1], INDEX=index,
-        num_warps=finish.num_warps, num_stages=finish.num_stages, **finish.constexprs,
-    )  # fmt: skip
 
 
 _POINTERS = {
@@ -278,20 +292,15 @@ _POINTERS = {
 }  # fmt: skip
 
 
-def _entry(
-    name: str, fn: Any, launch: LaunchConfig, index: bool = False, **constexprs: int
-) -> AotEntry:
+def _entry(op: str, fn: Any, name: str = "", **constexprs: int) -> AotEntry:
+    launch = LAUNCH[op]
     constants = {**launch.constexprs, **constexprs}
     arguments = [argument for argument in fn.arg_names if argument not in constants]
-    signature = {argument: _POINTERS.get(argument, "i32") for argument in arguments}
-    if "eps" in signature:
-        signature["eps"] = "fp32"
-    if index:
-        signature["rope"] = "*fp32"
+    types = {**_POINTERS, "eps": "fp32"}
     return AotEntry(
-        name=f"compress.{name}",
+        name=f"compress.{name or op}",
         fn=fn,
-        signature=signature,
+        signature={argument: types.get(argument, "i32") for argument in arguments},
         constexprs=constants,
         divisible=tuple(a for a in arguments if a in _POINTERS or a.endswith("stride")),
         num_warps=launch.num_warps,
@@ -302,13 +311,9 @@ def _entry(
 
 
 AOT = [
-    _entry("form[c4]", _form, LAUNCH["form_c4"], DH=512, BD=512),
-    _entry("form[c4 index]", _form, LAUNCH["form_c4"], DH=128, BD=128),
-    _entry("form[c128]", _form, LAUNCH["form_c128"], DH=512),
-    _entry("finish[c4]", _finish, LAUNCH["finish"], DH=512, RATIO=4, WIDTH=2048, INDEX=0),
-    _entry(
-        "finish[c4 index]", _finish, LAUNCH["finish"], True, DH=128, RATIO=4, WIDTH=512, INDEX=1
-    ),
-    _entry("finish[c128]", _finish, LAUNCH["finish"], DH=512, RATIO=128, WIDTH=1024, INDEX=0),
-    _entry("c4_step", _c4_step, LAUNCH["c4_step"], DH=512, INDEX_DH=128),
+    _entry("c4_step", _c4_step, DH=512, INDEX_DH=128),
+    _entry("store_rows", _store_rows, "store_rows[c4]", WIDTH=2048),
+    _entry("store_rows", _store_rows, "store_rows[c4 index]", WIDTH=512),
+    _entry("form_c128", _form_c128, DH=512),
+    _entry("finish_c128", _finish_c128, DH=512),
 ]

@@ -60,7 +60,7 @@ def test_verify_rows_equal_single_rows_and_other_batches(device, ratio, width):
 
 
 @pytest.mark.parametrize("requests", [[(122 + r, 6) for r in range(8)], [(0, 9)], [(7, 1)]])
-def test_one_launch_equals_four(device, requests):
+def test_one_launch_equals_three(device, requests):
     """Ring 16: nine rows of a request are the most that may share a launch."""
     streams = {}
     for few_rows in (True, False):
@@ -71,9 +71,9 @@ def test_one_launch_equals_four(device, requests):
             *parts, main.plan, main.store, main.cos_sin, main.out_loc, few_rows=few_rows
         )
         streams[few_rows] = parts
-    for one, four in zip(streams[True], streams[False], strict=True):
-        assert torch.equal(one.state, four.state)
-        assert torch.equal(one.pool, four.pool)
+    for one, three in zip(streams[True], streams[False], strict=True):
+        assert torch.equal(one.state, three.state)
+        assert torch.equal(one.pool, three.pool)
 
 
 @pytest.mark.parametrize(("ratio", "width"), KINDS)

@@ -68,7 +68,7 @@ def test_all_empty_window_gives_zero():
 
 
 @pytest.mark.parametrize("requests", [[(13, 6), (250, 6)], [(2, 1)], [(0, 9)]])
-def test_one_launch_equals_four(requests):
+def test_one_launch_equals_three(requests):
     """Ring 16: nine rows of a request are the most that may share a launch."""
     streams = {}
     for few_rows in (True, False):
@@ -78,6 +78,6 @@ def test_one_launch_equals_four(requests):
             *parts, main.plan, main.store, main.cos_sin, main.out_loc, few_rows=few_rows
         )
         streams[few_rows] = parts
-    for one, four in zip(streams[True], streams[False], strict=True):
-        assert torch.equal(one.state, four.state)
-        assert torch.equal(one.pool, four.pool)
+    for one, three in zip(streams[True], streams[False], strict=True):
+        assert torch.equal(one.state, three.state)
+        assert torch.equal(one.pool, three.pool)
