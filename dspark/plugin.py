@@ -118,6 +118,10 @@ def reserve_draft_block(original, server_args=None):
 
 def allow_logprobs(original, req, enable_overlap):
     """SGLang refuses log probabilities for this family of drafts; our worker returns them."""
+    from sglang.srt.runtime_context import get_server_args
+
+    if not arguments.is_deepseek_v4(get_server_args()):
+        return original(req, enable_overlap)
     wanted, req.return_logprob = req.return_logprob, False
     try:
         return original(req, enable_overlap)
@@ -142,6 +146,27 @@ def add_dspark_section(original, scheduler, recv_req):
     if section is not None:
         output.internal_state["dspark"] = section
     return output
+
+
+def mask_without_pinned_memory(original, vocab_size, batch_size):
+    """SGLang allocates grammar masks in pinned memory, which needs an accelerator."""
+    from sglang.srt.utils import is_cpu
+
+    if not is_cpu():
+        return original(vocab_size, batch_size)
+    import torch
+    from xgrammar import bitmask_dtype, get_bitmask_shape
+
+    return torch.full(get_bitmask_shape(batch_size, vocab_size), -1, dtype=bitmask_dtype)
+
+
+def mask_logits_on_cpu(original, grammar, logits, vocab_mask):
+    """SGLang masks on accelerators only; xgrammar brings the loop for the CPU."""
+    if logits.device.type != "cpu":
+        return original(grammar, logits, vocab_mask)
+    from xgrammar import apply_token_bitmask_inplace
+
+    return apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
 
 
 def keep_head_counts(original, model_config, load_config, tp_size):
@@ -177,6 +202,8 @@ HOOKS: dict[str, Callable] = {
     "speculative.dflash_utils.validate_dflash_request": allow_logprobs,
     "managers.schedule_batch.Req.update_finish_state": finish_in_token_order,
     "managers.scheduler.Scheduler.get_internal_state": add_dspark_section,
+    "constrained.xgrammar_backend._allocate_token_bitmask": mask_without_pinned_memory,
+    "constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask": mask_logits_on_cpu,
 }
 
 

@@ -254,6 +254,16 @@ SEAMS = (
     ),
     Seam("managers.overlap_utils.FutureMap._resolve_spec_extras", Use.HOOK, ("self", "batch")),
     Seam(
+        "constrained.xgrammar_backend._allocate_token_bitmask",
+        Use.HOOK,
+        ("vocab_size", "batch_size"),
+    ),
+    Seam(
+        "constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask",
+        Use.HOOK,
+        ("self", "logits", "vocab_mask"),
+    ),
+    Seam(
         "configs.update_config.adjust_config_with_unaligned_cpu_tp",
         Use.HOOK,
         ("model_config", "load_config", "tp_size"),

@@ -57,9 +57,17 @@ calls = [
     plugin.without_triton_on_cpu(original, "intel_amx"),
     plugin.bonus_tokens_without_stream(original, future, Some(spec_info=object())),
     plugin.keep_head_counts(original, Some(hf_config=llama), None, 2),
+    plugin.reserve_draft_block(original, Some(speculative_algorithm="DFLASH", **vars(args))),
+    plugin.mask_logits_on_cpu(original, None, Some(device=Some(type="cuda")), None),
 ]
-assert calls == [None] + ["stock"] * 9, calls
-assert len(asked) == 10, asked
+from sglang.srt import runtime_context
+runtime_context.get_server_args = lambda: args
+calls += [
+    plugin.allow_logprobs(original, None, True),
+    plugin.finish_in_token_order(original, None),
+]
+assert calls == [None] + ["stock"] * 13, calls
+assert len(asked) == 14, asked
 print("INERT")
 """
 
