@@ -29,10 +29,23 @@ def test_query_rope_and_back(device, rows, count):
     q, pos = heads(rows, count, rows)
     got = q_norm_rope(q.to(device), TABLE.to(device), pos.to(device), EPS).cpu()
     want = reference.q_norm_rope(q, TABLE, pos, EPS)
-    torch.testing.assert_close(got, want, rtol=2**-7, atol=1e-5)
-    assert (got != want).float().mean() < 1e-2
+    assert_rotated_alike(got, want)
     back = inv_rope(got.to(device), TABLE.to(device), pos.to(device)).cpu()
-    torch.testing.assert_close(back, reference.inv_rope(got, TABLE, pos), rtol=2**-7, atol=1e-5)
+    assert_rotated_alike(back, reference.inv_rope(got, TABLE, pos))
+
+
+def assert_rotated_alike(got: torch.Tensor, want: torch.Tensor) -> None:
+    """bf16 heads [T, H, 512] that differ by single roundings before and after the rotation.
+
+    A rotated value may be the small difference of two large products. An input one bf16 step
+    (2^-7) away then moves it by 2^-7 of its pair's length, which the rotation keeps, and the
+    rounding of the result by as much again.
+    """
+    assert (got != want).float().mean() < 1e-2
+    torch.testing.assert_close(got[..., :448], want[..., :448], rtol=2**-7, atol=1e-5)
+    pairs = want[..., 448:].float().unflatten(-1, (-1, 2))
+    error = got[..., 448:].float().unflatten(-1, (-1, 2)) - pairs
+    assert (error.abs() <= 2**-6 * pairs.norm(dim=-1, keepdim=True) + 1e-5).all()
 
 
 @pytest.mark.parametrize("rows", [1, 6, 48, 3000])
