@@ -323,6 +323,7 @@ def default_flags(config: ModelConfig, on_cpu: bool) -> dict[str, Any]:
     return flags | {
         "max_running_requests": 8,
         "max_total_tokens": pool,
+        "mem_fraction_static": 0.9,  # no bound in effect: the pools hold `max_total_tokens`
         "chunked_prefill_size": 2 * PAGE_TOKENS,
         "min_free_slots_delay": 1,  # admit a request as soon as one slot is free
     }
