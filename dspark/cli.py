@@ -19,6 +19,7 @@ COMMANDS = {
         "write a small checkpoint in the official format",
     ),
     "demo": ("dspark.demo:main", "serve a small model on this machine and stream two completions"),
+    "bench": ("dspark.bench.cli:main", "measure servers and kernels, compare outputs"),
 }
 
 

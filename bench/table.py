@@ -1,0 +1,18 @@
+"""Plain text tables."""
+
+from collections.abc import Sequence
+
+
+def number(value: float | None, digits: int = 1, factor: float = 1.0) -> str:
+    """A figure, or "-" when it could not be measured."""
+    return "-" if value is None else f"{value * factor:.{digits}f}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Right-aligned columns, two spaces apart."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in [header, *rows]
+    ]
+    return "\n".join(lines)
