@@ -1,6 +1,6 @@
 """The attention backend SGLang talks to: it turns a batch into `StepMeta` and nothing else.
 
-The attention itself is in `dspark.target.attention`; layers read `forward_metadata`,
+The attention itself is in `dspark.target.attention`; layers read `forward_metadata`, `few_rows`,
 `layer_caches` and `rope` from here. All metadata is computed on the device from `seq_lens`,
 `req_pool_indices` and the token tables, so the same code runs eagerly and inside CUDA graphs.
 """
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
+from dspark.kernels.compress import few_rows
 from dspark.kernels.step import StepMeta, step_meta
 from dspark.pools import DSparkKVPool
 from dspark.target.caches import PAGE_TOKENS
@@ -73,6 +74,7 @@ class DSparkAttentionBackend(AttentionBackend):
             (slots,), torch.iinfo(torch.int32).max, dtype=torch.int64, device=runner.device
         )
         self.forward_metadata: StepMeta | None = None
+        self.few_rows = False  # of the forward that `forward_metadata` describes
 
     def init_forward_metadata_out_graph(self, fb, in_capture: bool = False) -> None:
         """Head of every forward: clear what was released, before anything writes."""
@@ -92,6 +94,7 @@ class DSparkAttentionBackend(AttentionBackend):
     def _meta(self, fb, pages: int) -> StepMeta:
         rows = batch_rows(fb, self.verify_rows)
         state = self.token_to_kv_pool.state
+        self.few_rows = rows.stride is not None and few_rows(rows.stride, state.geometry.c4.ring)
         return step_meta(
             req_slot=fb.req_pool_indices,
             prefix_len=rows.prefix,

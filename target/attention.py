@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 
 from dspark.kernels.attention import mla_sparse
-from dspark.kernels.compress import c4_compress, c128_compress
+from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
 from dspark.kernels.indexer import index_q, index_select
 from dspark.kernels.linear import bf16_linear, fp8_linear, grouped_linear, rms_norm
-from dspark.kernels.qkv import kv_norm_rope_store, q_norm_rope
+from dspark.kernels.qkv import q_kv_prepare
 from dspark.kernels.step import StepMeta
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.weights import AttentionWeights, IndexerWeights
+from dspark.target.weights import AttentionWeights, CompressorWeights, IndexerWeights
 
 
 class WindowRows(NamedTuple):
@@ -53,6 +53,7 @@ def attention(
     rope: torch.Tensor,
     meta: StepMeta,
     caches: LayerCaches,
+    few_rows: bool = False,
 ) -> torch.Tensor:
     """Target attention of one layer.
 
@@ -62,6 +63,7 @@ def attention(
         rope: [maxpos, 64] f32 table of this layer kind (`dspark.target.rope`).
         meta: positions, slots and key lists of the rows; shared by all layers.
         caches: pools and rings, updated in place.
+        few_rows: every request is short enough for `dspark.kernels.compress.few_rows`.
 
     Returns:
         [T, hidden] this rank's partial sum; the caller reduces over ranks.
@@ -69,7 +71,9 @@ def attention(
     latent = rms_norm(fp8_linear(x, w.wq_a), w.q_norm, config.rms_norm_eps)
     entries = None
     if ratio == 4:
-        entries = _compress_and_select(x, latent, w, config, rope, meta, caches)
+        assert w.indexer is not None
+        _compress_c4(x, w, config, rope, meta, caches, few_rows)
+        entries = _select(x, latent, w.indexer, config, rope, meta, caches)
     elif ratio == 128:
         entries = _compress_c128(x, w, config, rope, meta, caches)
     return attend(x, latent, w, config, rope, window_rows(meta), caches, entries)
@@ -95,10 +99,16 @@ def attend(
     """
     heads = w.sink.shape[0]
     q = fp8_linear(latent, w.wq_b).view(-1, heads, config.head_dim)
-    q = q_norm_rope(q, rope, rows.pos, config.rms_norm_eps)
-    kv = fp8_linear(x, w.wkv)
-    kv_norm_rope_store(
-        kv, w.kv_norm, rope, rows.pos, rows.loc, caches.window, PAGE_TOKENS, config.rms_norm_eps
+    q = q_kv_prepare(
+        q,
+        fp8_linear(x, w.wkv),
+        w.kv_norm,
+        rope,
+        rows.pos,
+        rows.loc,
+        caches.window,
+        PAGE_TOKENS,
+        config.rms_norm_eps,
     )
     out = mla_sparse(
         q,
@@ -145,33 +155,38 @@ def _compress_c128(
     return Entries(meta.c128_idx, meta.c128_len, C128_PER_PAGE)
 
 
-def _compress_and_select(
+def _compress_c4(
     x: torch.Tensor,
-    latent: torch.Tensor,
     w: AttentionWeights,
     config: ModelConfig,
     rope: torch.Tensor,
     meta: StepMeta,
     caches: LayerCaches,
-) -> Entries:
-    """Form the C4 entries that close in this forward, then let the indexer choose."""
+    few_rows: bool,
+) -> None:
+    """Form the C4 entries that close in this forward, and the index keys that find them."""
     assert w.compressor is not None
     assert w.indexer is not None
-    c4_compress(
-        bf16_linear(x, w.compressor.wkv_gate, out_dtype=torch.float32),
-        w.compressor.ape,
-        caches.state,
+    c4_compress_pair(
+        _c4_stream(x, w.compressor, caches.state, caches.compressed),
+        _c4_stream(x, w.indexer.compressor, caches.index_state, caches.index),
         meta.c4_plan,
         meta.c4_store,
-        w.compressor.norm,
         rope,
         meta.c4_loc,
-        caches.compressed,
         C4_PER_PAGE,
-        kind="kv",
-        eps=config.rms_norm_eps,
+        config.rms_norm_eps,
+        few_rows=few_rows,
     )
-    return _select(x, latent, w.indexer, config, rope, meta, caches)
+
+
+def _c4_stream(
+    x: torch.Tensor, w: CompressorWeights, state: torch.Tensor | None, pool: torch.Tensor | None
+) -> C4Stream:
+    assert state is not None
+    assert pool is not None
+    raw = bf16_linear(x, w.wkv_gate, out_dtype=torch.float32)
+    return C4Stream(raw, w.ape, state, w.norm, pool)
 
 
 def _select(
@@ -183,21 +198,7 @@ def _select(
     meta: StepMeta,
     caches: LayerCaches,
 ) -> Entries:
-    """Every rank runs the whole indexer: all must select the same entries."""
-    c4_compress(
-        bf16_linear(x, w.compressor.wkv_gate, out_dtype=torch.float32),
-        w.compressor.ape,
-        caches.index_state,
-        meta.c4_plan,
-        meta.c4_store,
-        w.compressor.norm,
-        rope,
-        meta.c4_loc,
-        caches.index,
-        C4_PER_PAGE,
-        kind="index",
-        eps=config.rms_norm_eps,
-    )
+    """Let the indexer choose. Every rank runs all of it: all must select the same entries."""
     query = index_q(
         fp8_linear(latent, w.wq_b).view(-1, config.index_n_heads, config.index_head_dim),
         bf16_linear(x, w.weights_proj),

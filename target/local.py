@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from dspark.kernels.compress import few_rows
 from dspark.kernels.qkv.pages import page_stride
 from dspark.kernels.step import StepMeta, step_meta
 from dspark.state import StateGeometry, StatePools
@@ -135,6 +136,7 @@ class LocalTarget:
             self.meta(rows, store_all),
             self.caches,
             self.capture_layers,
+            few_rows=few_rows(max(len(r.tokens) for r in rows), self.geometry.c4.ring),
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,7 @@ def run_layers(
     caches: list[LayerCaches],
     capture_layers: frozenset[int] = frozenset(),
     group=None,
+    few_rows: bool = False,
 ) -> TargetOutput:
     """All blocks and the final norm.
 
@@ -65,6 +66,7 @@ def run_layers(
         caches: one entry per layer, updated in place.
         capture_layers: layers whose output (mean over streams) the draft model wants.
         group: tensor-parallel process group or None.
+        few_rows: every request is short enough for `dspark.kernels.compress.few_rows`.
     """
     captures = []
     for layer, weights in enumerate(w.blocks):
@@ -72,7 +74,7 @@ def run_layers(
         rope, cache = tables.of(ratio), caches[layer]
 
         def attend(x, attn=weights.attn, ratio=ratio, rope=rope, cache=cache):
-            return attention(x, attn, ratio, config, rope, meta, cache)
+            return attention(x, attn, ratio, config, rope, meta, cache, few_rows)
 
         streams = block(streams, token_ids, weights, config, group, attend)
         if layer in capture_layers:

@@ -116,6 +116,7 @@ class DeepseekV4ForCausalLM(nn.Module):
             backend.layer_caches,
             self.capture_layers,
             self.group,
+            backend.few_rows,
         )
         return self.logits_processor(
             input_ids, out.hidden, self.lm_head, forward_batch, out.captures or None

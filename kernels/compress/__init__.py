@@ -15,9 +15,17 @@ from torch import Tensor
 from dspark.kernels.compress.stream import C4Stream
 from dspark.kernels.dispatch import use_triton
 
-__all__ = ["C4Stream", "c4_compress", "c4_compress_pair", "c128_compress"]
+__all__ = ["C4Stream", "c4_compress", "c4_compress_pair", "c128_compress", "few_rows"]
 
 KINDS = ("kv", "index")
+
+
+def few_rows(rows_per_request: int, ring: int) -> bool:
+    """True when no raw row of a forward lands where a C4 entry of the same forward still reads.
+
+    An entry reads back to position p - 7; the row that takes its ring row is at p - 7 + ring.
+    """
+    return rows_per_request <= ring - 7
 
 
 def c4_compress(
@@ -78,9 +86,9 @@ def c4_compress_pair(
 ) -> None:
     """Both compressors of a C4 layer: `c4_compress` of `main` (kv), then of `index`.
 
-    few_rows: no request has more than ring - 7 rows in this forward (decode, verify). Then no raw
-    row can land where an entry of the same forward still reads, and one launch does everything;
-    otherwise three do, with the same bits. Other arguments and errors as `c4_compress`.
+    few_rows: what the function `few_rows` says of the longest request (decode, verify). One launch
+    then does everything; otherwise three do, with the same bits. Other arguments and errors as
+    `c4_compress`.
     """
     if use_triton(main.s):
         from dspark.kernels.compress import kernel
