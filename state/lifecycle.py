@@ -76,7 +76,7 @@ class StateLifecycle:
         if free is not None:
             pending = torch.cat([torch.empty(0, dtype=torch.int64), *self.pages.pending_on_host()])
             check.check_free_pages(self.pools, free, pending)
-        if self.tags is not None:
+        if self.tags is not None and self.tags.observing:
             check.check_tags(self.pools, self.slots, self.tags)
 
     def reset(self) -> None:

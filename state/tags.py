@@ -40,6 +40,11 @@ class RowTags:
         self.c128 = torch.full((geometry.rows("c128"), 2), EMPTY)
         self._last: Stores | None = None
 
+    @property
+    def observing(self) -> bool:
+        """False until a forward's plan has been seen; tags then say nothing about the rows."""
+        return self._last is not None
+
     def released(self, pages: Tensor) -> None:
         """Until they are cleared, anything may be in these pages, e.g. half of a failed load."""
         pages = pages.cpu().long()

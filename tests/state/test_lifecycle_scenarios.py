@@ -1,7 +1,8 @@
 """The numbered scenarios of the state life cycle, each with the rows and entries it must give.
 
-Scenarios 9, 27, 28, 29 and 33 are in `test_lifecycle_mutations`, `test_state_check`,
-`test_state_clearing`, `test_ring_geometry` and `test_state_with_compressors`.
+Scenarios 9, 27, 29 and 33 are in `test_lifecycle_mutations`, `test_state_check`,
+`test_ring_geometry` and `test_state_with_compressors`; 22 and 23 once more on SGLang's own
+controller in `test_host_tier`.
 """
 
 import random
@@ -468,6 +469,27 @@ def test_scenario_26_graph_padding_beside_poisoned_padding_owners():
     ]
     for number in range(3):
         assert equal(results[0][number], results[1][number])
+
+
+def test_scenario_28_group_free_with_a_replacement_in_between(import_sglang):
+    """The page that is released is the one held when the free was asked for, once."""
+    import hicache_stack
+
+    stack = hicache_stack.build()
+    allocator, window = stack.allocator, stack.allocator.swa_attn_allocator
+    zero, length = torch.tensor([0]), torch.tensor([256])
+    slots = allocator.alloc_extend(zero, zero, length, length, torch.tensor([-1]), 256)
+    old = int(allocator.full_to_swa_index_mapping[slots[0]]) // 256
+    replacement = window.alloc(256)
+    allocator.free_group_begin()
+    allocator.free(slots)
+    allocator.set_full_to_swa_mapping(slots, replacement)  # the prefix cache recovers a tombstone
+    allocator.free_group_end()
+    assert torch.cat(stack.state.pages.pending_on_host()).tolist() == [old]
+    free = window.free_pages.tolist()
+    assert free.count(old) == 1
+    assert int(replacement[0]) // 256 not in free
+    assert (allocator.full_to_swa_index_mapping[slots] == replacement).all()
 
 
 def test_scenario_30_verify_of_one_row_plans_what_decode_plans():

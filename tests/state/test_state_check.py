@@ -169,12 +169,23 @@ def test_steps_pass_for_every_commit(running, commit):
 
 
 @pytest.mark.parametrize("commit", range(2, 7))
-def test_rollback_fed_accepted_drafts_is_refused_at_the_next_step(running, commit):
+def test_scenario_27_rollback_fed_accepted_drafts_is_refused_at_the_next_step(running, commit):
     verify(running, 126, 6)
     verify(running, 132, commit, told=commit - 1)
     message = rf"(position|offset) {132 + commit - 1}\b.*holds (nothing|a rejected draft)"
     with pytest.raises(StateInvariantError, match=message):
         verify(running, 132 + commit, 1)
+
+
+def test_scenario_27_rollback_called_twice_changes_nothing(running):
+    verify(running, 126, 6)
+    verify(running, 132, 3)
+    before = {kind: rows.clone() for kind, rows in running.pools.tensors.items()}
+    one = [torch.tensor([n]) for n in (3, 132, 3, 6)]
+    running.rollback.after_verify(*one)
+    for kind, rows in running.pools.tensors.items():
+        assert torch.equal(rows, before[kind])
+    verify(running, 135, 2)
 
 
 def test_reading_a_rejected_draft_is_refused(running):
