@@ -58,6 +58,8 @@ def index_logits(
 def index_topk(logits: Tensor, c4_len: Tensor, page_table: Tensor, row_req: Tensor, k: int) -> TopK:
     """The k largest scores of each row: exact, ties to the lower index, ascending, -1 tail.
 
+    NaN counts as -inf, so that it is chosen last and disturbs no other row.
+
     logits: f32 [T, C] from `index_logits`. Rows with c4_len <= k take every visible entry.
     Raises ValueError when k < 1 or shapes disagree.
     """

@@ -1,4 +1,9 @@
-"""Triton kernels of K15-K17."""
+"""Triton kernels of K15-K17.
+
+Top-k is a tournament: a program keeps the k best of as many scores as fit in its registers, and
+the winners of several programs play again until one program is left. Ties go to the lower entry
+at every level, so the outcome is the same however the field is divided.
+"""
 
 from typing import Any
 
@@ -14,13 +19,14 @@ from dspark.kernels.plan import AotEntry, LaunchConfig
 from dspark.kernels.qkv.kernel import rotate
 from dspark.kernels.qkv.pages import AMAX_FLOOR, FP8_MAX
 
-PROGRAMS_PER_ROW = 64  # most programs that share the pages of one run of rows
+PROGRAMS = 2048  # of a launch of the logits kernel: a few times what any card runs at once
+MOST_PER_ROW, FEWEST_PER_ROW = 256, 4
 LOGITS_BYTES = 256 << 20  # of the scores of one chunk of prefill rows
 
 LAUNCH = {
     "query": LaunchConfig(4, 1, {"BH": 16}),
-    "logits": LaunchConfig(4, 2, {"RUN": 8}),
-    "topk": LaunchConfig(8, 1, {"BLOCK": 2048}),
+    "logits": LaunchConfig(4, 3, {}),
+    "topk": LaunchConfig(8, 1, {"BLOCK": 4096}),
 }
 
 W = tl.constexpr(WIDTH)
@@ -67,130 +73,119 @@ def _query(q, w, cos_sin, pos, codes, weight, H, w_scale, BH: tl.constexpr):
     tl.store(weight + row * H + head, folded, mask=real)
 
 
-@triton.jit(do_not_specialize=["T", "H", "R", "max_pages", "c_max", "skip"])
+@triton.jit(do_not_specialize=["H", "max_pages", "c_max", "skip"])
 def _logits(
-    q, weight, codes, scales, page_table, row_req, c4_len, out,
-    T, H, max_pages, c_max, stride, skip, HP: tl.constexpr, RUN: tl.constexpr,
+    q, weight, codes, scales, page_table, row_req, c4_len, out, H, max_pages, c_max, stride, skip,
+    HP: tl.constexpr,
 ):  # fmt: skip
-    """Rows of one request share each page: the first row of a run of them does all its work.
+    """A program scores every num_programs(1)-th page of a row.
 
-    A run ends with its request and at multiples of RUN. Rows of at most `skip` entries are left
-    alone: the selection takes all of them unseen.
+    Rows of at most `skip` entries are left alone: the selection takes all of them unseen.
     """
-    first = tl.program_id(0)
-    request = tl.load(row_req + first)
-    if request < 0:
+    row = tl.program_id(0).to(tl.int64)
+    request = tl.load(row_req + row)
+    length = tl.minimum(tl.load(c4_len + row), c_max)
+    if (request < 0) | (length <= tl.maximum(skip, tl.program_id(1) * PAGE_KEYS)):
         return
-    previous = tl.load(row_req + first - 1, mask=first % RUN != 0, other=-1)
-    if previous == request:
-        return
-    r = tl.arange(0, RUN)
-    rows = first + r
-    inside = (rows < T) & (r < RUN - first % RUN)
-    others = tl.load(row_req + rows, mask=inside, other=-1)
-    run = tl.min(tl.where(others == request, RUN, r), 0)
-    lengths = tl.load(c4_len + rows, mask=r < run, other=0)
-    longest = tl.minimum(tl.max(tl.where(lengths > skip, lengths, 0), 0), c_max)
-
     head = tl.arange(0, HP)
     d = tl.arange(0, W)
     key = tl.arange(0, PAGE_KEYS)
     real = head < H
-    for page in range(tl.program_id(1), tl.cdiv(longest, PAGE_KEYS), tl.num_programs(1)):
-        page_id = tl.load(page_table + request.to(tl.int64) * max_pages + page)
-        base = page_id.to(tl.int64) * stride
+    at = row * H + head
+    query = tl.load(q + at[:, None] * W + d[None, :], mask=real[:, None], other=0.0)
+    head_weight = tl.load(weight + at, mask=real, other=0.0)
+    pages = page_table + request.to(tl.int64) * max_pages
+    for page in range(tl.program_id(1), tl.cdiv(length, PAGE_KEYS), tl.num_programs(1)):
+        base = tl.load(pages + page).to(tl.int64) * stride
         k = tl.load(codes + base + d[:, None] + key[None, :] * W)
         k_scale = tl.load(scales + base // 4 + PAGE_KEYS * W // 4 + key)
+        dots = tl.maximum(tl.dot(query, k), 0.0, tl.PropagateNan.ALL)
+        score = tl.sum(dots * head_weight[:, None], 0) * k_scale
         entry = page * PAGE_KEYS + key
-        for i in range(run):
-            row = (first + i).to(tl.int64)
-            at = row * H + head
-            query = tl.load(q + at[:, None] * W + d[None, :], mask=real[:, None], other=0.0)
-            head_weight = tl.load(weight + at, mask=real, other=0.0)
-            dots = tl.maximum(tl.dot(query, k), 0.0)
-            score = tl.sum(dots * head_weight[:, None], 0) * k_scale
-            length = tl.load(c4_len + row)
-            tl.store(out + row * c_max + entry, score, mask=(entry < length) & (entry < c_max))
+        tl.store(out + row * c_max + entry, score, mask=entry < length)
 
 
 @triton.jit
 def sortable(x):
-    """u32 keys in the order of the f32 values x; -0 equals +0."""
+    """u32 keys > 0 in the order of the f32 values x; -0 equals +0, NaN equals -inf."""
+    x = tl.where(x == x, x, float("-inf"))
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
-def _digit_of_kth(scores, length, prefix, room, SHIFT: tl.constexpr, BITS: tl.constexpr,
-                  BLOCK: tl.constexpr):  # fmt: skip
-    """One radix pass: among keys that start with `prefix`, the digit of the room-th largest.
-
-    Returns the prefix extended by the digit and the room left below it.
-    """
-    BINS: tl.constexpr = 1 << BITS
-    counts = tl.zeros((BINS,), tl.int32)
-    i = tl.arange(0, BLOCK)
-    for start in range(0, length, BLOCK):
-        key = sortable(tl.load(scores + start + i, mask=start + i < length, other=0.0))
-        wanted = start + i < length
-        if SHIFT + BITS < 32:
-            wanted = wanted & ((key >> (SHIFT + BITS)) == prefix)
-        digit = ((key >> SHIFT) & (BINS - 1)).to(tl.int32)
-        counts += tl.histogram(digit, BINS, mask=wanted)
-    at_least = tl.cumsum(counts, 0, reverse=True)
-    bins = tl.arange(0, BINS)
-    digit = tl.max(tl.where(at_least >= room, bins, 0), 0)
-    above = tl.sum(tl.where(bins > digit, counts, 0), 0)
-    return (prefix << BITS) | digit.to(tl.uint32), room - above
-
-
-@triton.jit(do_not_specialize=["K", "c_max", "max_pages"])
-def _topk(
-    logits, c4_len, page_table, row_req, slots, lengths, logical, K, c_max, max_pages,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    length = tl.minimum(tl.load(c4_len + row), c_max)
-    request = tl.maximum(tl.load(row_req + row), 0).to(tl.int64)
-    scores = logits + row * c_max
-    i = tl.arange(0, BLOCK)
+def threshold_of(key, K: tl.constexpr):
+    """A value that at least K of key u32 [N] reach and fewer than K exceed; N is below 2^21."""
     threshold = tl.full((), 0, tl.uint32)
-    room = K  # how many entries equal to the threshold are still taken
-    if length > K:
-        threshold, room = _digit_of_kth(scores, length, threshold, room, 21, 11, BLOCK)
-        threshold, room = _digit_of_kth(scores, length, threshold, room, 10, 11, BLOCK)
-        threshold, room = _digit_of_kth(scores, length, threshold, room, 0, 10, BLOCK)
+    shift = tl.full((), 30, tl.int32)
+    while shift >= 0:
+        # Two bits at a time: one word counts the keys that reach each of three candidates.
+        step = tl.full((), 1, tl.uint32) << shift.to(tl.uint32)
+        counts = (key >= threshold + step).to(tl.int64)
+        counts += (key >= threshold + 2 * step).to(tl.int64) << 21
+        counts += (key >= threshold + 3 * step).to(tl.int64) << 42
+        counts = tl.sum(counts, 0)
+        n1, n2, n3 = counts & 0x1FFFFF, (counts >> 21) & 0x1FFFFF, counts >> 42
+        digit = (n1 >= K).to(tl.uint32) + (n2 >= K).to(tl.uint32) + (n3 >= K).to(tl.uint32)
+        threshold += digit * step
+        reach = tl.where(n3 >= K, n3, tl.where(n2 >= K, n2, n1))
+        shift = tl.where(reach == K, -1, shift - 2)  # the lower bits separate nothing more
+    return threshold
 
-    above_before = 0
-    equal_before = 0
-    for start in range(0, length, BLOCK):
-        entry = start + i
-        visible = entry < length
-        if length > K:
-            key = sortable(tl.load(scores + entry, mask=visible, other=0.0))
-            above = visible & (key > threshold)
-            equal = visible & (key == threshold)
-        else:
-            above = visible
-            equal = visible & (entry < 0)
-        # One scan counts both: BLOCK fits in 16 bits.
-        ranks = tl.cumsum(above.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
-        above_rank = above_before + (ranks & 0xFFFF)
-        equal_rank = equal_before + (ranks >> 16)
-        taken = above | (equal & (equal_rank <= room))
-        place = above_rank + tl.minimum(equal_rank, room) - 1
+
+@triton.jit(do_not_specialize=["c_max", "span", "in_width", "max_pages"])
+def _topk(
+    scores, entries, c4_len, page_table, row_req, out_scores, out_entries, slots, lengths,
+    c_max, span, in_width, max_pages,
+    K: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """One level of the tournament: program (row, chunk) keeps the K best of a chunk of the input.
+
+    At the first level the input is the row's scores; later it is the K places of every chunk of
+    the level before, each of which stands for `span` entries. The last level has one chunk.
+    """
+    CHUNK: tl.constexpr = BLOCK // K * K
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    length = tl.minimum(tl.load(c4_len + row), c_max)
+    i = tl.arange(0, BLOCK)
+    place_in = chunk * CHUNK + i
+    present = place_in < length if FIRST else place_in % K < length - place_in // K * span
+    present = present & (i < CHUNK) & (place_in < in_width)
+    count = tl.sum(present.to(tl.int32), 0)
+    if (count == 0) & (tl.num_programs(1) > 1):
+        return
+
+    x = tl.load(scores + row * in_width + place_in, mask=present, other=0.0)
+    if FIRST:
+        entry = place_in
+    else:
+        entry = tl.load(entries + row * in_width + place_in, mask=present, other=0)
+    key = tl.where(present, sortable(x), 0)
+    threshold = tl.full((), 0, tl.uint32)
+    if count > K:
+        threshold = threshold_of(key, K)
+    above = key > threshold
+    equal = present & (key == threshold)
+    room = K - tl.sum(above.to(tl.int32), 0)
+    # One scan counts both: BLOCK fits in 16 bits.
+    ranks = tl.cumsum(above.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
+    equal_rank = ranks >> 16
+    taken = above | (equal & (equal_rank <= room))
+    place = (ranks & 0xFFFF) + tl.minimum(equal_rank, room) - 1
+    at = (row * tl.num_programs(1) + chunk) * K + place
+    tl.store(out_entries + at, entry, mask=taken)
+    if LAST:
+        request = tl.maximum(tl.load(row_req + row), 0).to(tl.int64)
         page = tl.load(page_table + request * max_pages + entry // PAGE_KEYS, mask=taken, other=0)
-        at = row * K + place
-        tl.store(logical + at, entry, mask=taken)
         tl.store(slots + at, page * PAGE_KEYS + entry % PAGE_KEYS, mask=taken)
-        above_before += tl.sum(above.to(tl.int32), 0)
-        equal_before += tl.sum(equal.to(tl.int32), 0)
-    chosen = tl.minimum(length, K)
-    tl.store(lengths + row, chosen)
-    for start in range(0, K, BLOCK):
-        rest = (start + i >= chosen) & (start + i < K)
-        tl.store(logical + row * K + start + i, -1, mask=rest)
-        tl.store(slots + row * K + start + i, -1, mask=rest)
+        chosen = tl.minimum(length, K)
+        tl.store(lengths + row, chosen)
+        tail = (i >= chosen) & (i < K)
+        tl.store(out_entries + row * K + i, -1, mask=tail)
+        tl.store(slots + row * K + i, -1, mask=tail)
+    else:
+        tl.store(out_scores + at, x, mask=taken)
 
 
 def index_q(q: Tensor, w: Tensor, cos_sin: Tensor, pos: Tensor) -> IndexQuery:
@@ -235,28 +230,47 @@ def _run_logits(
     if rows == 0 or pages == 0:
         return
     launch = LAUNCH["logits"]
-    _logits[(rows, min(pages, PROGRAMS_PER_ROW))](
+    per_row = min(max(triton.cdiv(PROGRAMS, rows), FEWEST_PER_ROW), MOST_PER_ROW, pages)
+    _logits[(rows, per_row)](
         query.q, query.weight, pool.view(torch.float8_e4m3fn), pool.view(torch.float32),
         page_table, row_req, c4_len, out,
-        rows, heads, page_table.stride(0), out.shape[1], pool.stride(0), skip,
+        heads, page_table.stride(0), out.shape[1], pool.stride(0), skip,
         HP=max(16, triton.next_power_of_2(heads)),
         num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
     )  # fmt: skip
 
 
 def index_topk(logits: Tensor, c4_len: Tensor, page_table: Tensor, row_req: Tensor, k: int) -> TopK:
-    rows = logits.shape[0]
+    rows, c_max = logits.shape
     slot = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
     logical = torch.empty_like(slot)
     length = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    if rows:
-        launch = LAUNCH["topk"]
-        _topk[(rows,)](
-            logits, c4_len, page_table, row_req, slot, length, logical,
-            k, logits.stride(0), page_table.stride(0),
-            num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
+    if rows == 0:
+        return TopK(slot, length, logical)
+    launch = LAUNCH["topk"]
+    block = max(launch.constexprs["BLOCK"], 2 * triton.next_power_of_2(k))
+    field = block // k  # chunks of the level before that one program takes
+    scores = entries = logits
+    width, span = c_max, 0
+    while True:
+        chunks = max(1, triton.cdiv(width, field * k))
+        first, last = entries is logits, chunks == 1
+        winners = (logical, logical)
+        if not last:
+            shape = (rows, chunks * k)
+            winners = (
+                torch.empty(shape, dtype=torch.float32, device=logits.device),
+                torch.empty(shape, dtype=torch.int32, device=logits.device),
+            )
+        _topk[(rows, chunks)](
+            scores, entries, c4_len, page_table, row_req, *winners, slot, length,
+            c_max, span, width, page_table.stride(0), K=k, BLOCK=block, FIRST=first, LAST=last,
+            num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
-    return TopK(slot, length, logical)
+        if last:
+            return TopK(slot, length, logical)
+        scores, entries = winners
+        width, span = chunks * k, field * (k if first else span)
 
 
 def index_select(
@@ -287,31 +301,38 @@ def index_select(
 _POINTERS = {
     "q": "*bf16", "w": "*bf16", "cos_sin": "*fp32", "pos": "*i64", "codes": "*fp8e4nv",
     "weight": "*fp32", "scales": "*fp32", "page_table": "*i32", "row_req": "*i32",
-    "c4_len": "*i32", "out": "*fp32", "logits": "*fp32", "slots": "*i32", "lengths": "*i32",
-    "logical": "*i32",
+    "c4_len": "*i32", "out": "*fp32", "scores": "*fp32", "entries": "*i32", "slots": "*i32",
+    "lengths": "*i32", "out_scores": "*fp32", "out_entries": "*i32",
 }  # fmt: skip
 
 
-def _entry(op: str, fn: Any, expects_mma: bool, q: str = "*bf16", **constexprs: int) -> AotEntry:
+def _entry(
+    op: str, fn: Any, name: str = "", mma: bool = False, types: dict | None = None,
+    **constexprs: int,
+) -> AotEntry:  # fmt: skip
     launch = LAUNCH[op]
     constants = {**launch.constexprs, **constexprs}
     arguments = [argument for argument in fn.arg_names if argument not in constants]
-    types = {**_POINTERS, "q": q, "w_scale": "fp32"}
+    known = {**_POINTERS, "w_scale": "fp32", **(types or {})}
     return AotEntry(
-        name=f"indexer.{op}",
+        name=f"indexer.{name or op}",
         fn=fn,
-        signature={argument: types.get(argument, "i32") for argument in arguments},
+        signature={argument: known.get(argument, "i32") for argument in arguments},
         constexprs=constants,
         divisible=tuple(a for a in arguments if a in _POINTERS or a == "stride"),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        expects_mma=expects_mma,
+        expects_mma=mma,
         hot=True,
     )
 
 
 AOT = [
-    _entry("query", _query, False),
-    _entry("logits", _logits, True, q="*fp8e4nv", HP=64),
-    _entry("topk", _topk, False),
-]
+    _entry("query", _query),
+    _entry("logits", _logits, mma=True, types={"q": "*fp8e4nv"}, HP=64),
+    _entry("topk", _topk, "topk[only]", types={"entries": "*fp32", "out_scores": "*i32"},
+           K=512, FIRST=1, LAST=1),
+    _entry("topk", _topk, "topk[first]", types={"entries": "*fp32"}, K=512, FIRST=1, LAST=0),
+    _entry("topk", _topk, "topk[middle]", K=512, FIRST=0, LAST=0),
+    _entry("topk", _topk, "topk[last]", types={"out_scores": "*i32"}, K=512, FIRST=0, LAST=1),
+]  # fmt: skip

@@ -77,6 +77,7 @@ def index_topk(logits: Tensor, c4_len: Tensor, page_table: Tensor, row_req: Tens
     column = torch.arange(width, device=logits.device)
     chosen = column < c4_len[:, None]
     if width > k:
+        logits = torch.where(logits.isnan(), -torch.inf, logits)
         # Everything above the k-th largest value, then the lowest-index entries equal to it.
         threshold = logits.topk(k).values[:, -1:]
         above = logits > threshold

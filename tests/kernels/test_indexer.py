@@ -129,6 +129,31 @@ def test_topk_is_a_stable_sort_around_every_boundary(k, kind):
     assert torch.equal(top.slot, expected.masked_fill(top.logical < 0, -1).int())
 
 
+def test_nan_scores_are_chosen_last_and_disturb_no_other_row():
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(5))
+    length = torch.tensor([200, 150, 200]).int()
+    logits[1, 150:] = -torch.inf
+    rest = (length, torch.arange(4)[None].int(), torch.zeros(3).int(), 16)
+    clean = index_topk(logits, *rest)
+    logits[0] = torch.nan
+    logits[1, 7:] = torch.nan
+    top = index_topk(logits, *rest)
+    assert chosen(top)[:2] == [list(range(16))] * 2  # of equals, the lowest entries
+    assert chosen(top)[2] == chosen(clean)[2]
+    assert top.length.tolist() == [16] * 3
+
+
+def test_a_nan_query_disturbs_no_other_request():
+    case = problem(4, torch.tensor([300, 300, 300, 300]).int())
+    clean = index_select(*case, 320, 16)
+    case[0].weight[1] = torch.nan
+    top = index_select(*case, 320, 16)
+    others = torch.tensor([0, 2, 3])
+    for got, want in zip(top, clean, strict=True):
+        assert torch.equal(got[others], want[others])
+    assert chosen(top)[1] == list(range(16))
+
+
 def problem(rows: int, length: torch.Tensor, heads: int = 16, seed: int = 4, integer: bool = False):
     """One request, random or (integer: many exact ties) keys, longest length first."""
     generator = torch.Generator().manual_seed(seed)

@@ -80,6 +80,34 @@ def test_topk_is_exact_around_every_boundary(device, k, kind):
         assert torch.equal(getattr(got, name).cpu(), getattr(want, name)), name
 
 
+def test_nan_disturbs_no_other_request(device):
+    """NaN in one request's query and keys: the others select as before, it selects something."""
+    case = verify_case(requests=3).to(device)
+    clean = index_select(*case, 2048, 512)
+    case.query.weight[8] = torch.nan
+    case.pool[case.page_table[2, 3].long()] = 255
+    top = index_select(*case, 2048, 512)
+    others = [t for t in range(12) if t != 8]
+    for got, want in zip(top, clean, strict=True):
+        assert torch.equal(got[others], want[others])
+    assert top.logical[8].tolist() == list(range(512))
+    assert not torch.isin(top.logical[12:18], torch.arange(192, 256, device=device)).any()
+
+
+@pytest.mark.parametrize("length", [4096, 4097, 32_768, 32_769])
+def test_topk_across_the_levels_of_the_tournament(device, length):
+    generator = torch.Generator().manual_seed(length)
+    logits = torch.randn(3, 40_000, generator=generator)
+    logits[1] = logits[1].round()
+    logits[2, ::2] = torch.nan
+    rest = (torch.full((3,), length).int(), torch.arange(625)[None].int(), torch.zeros(3).int())
+    got = index_topk(logits.to(device), *(x.to(device) for x in rest), 512)
+    beyond = torch.arange(40_000) >= length
+    want = reference.index_topk(logits.masked_fill(beyond, -torch.inf), *rest, 512)
+    for name in got._fields:
+        assert torch.equal(getattr(got, name).cpu(), getattr(want, name)), name
+
+
 @pytest.mark.parametrize("entries", [511, 513, 600, 1024, 2000])
 @pytest.mark.parametrize("distinct", [0, 7])
 def test_decode_and_verify_select_the_same_set(device, entries, distinct):

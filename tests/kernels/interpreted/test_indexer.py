@@ -45,7 +45,7 @@ def test_topk_is_exact_around_every_boundary(k, kind, monkeypatch):
     monkeypatch.setitem(kernel.LAUNCH, "topk", kernel.LAUNCH["topk"]._replace(
         constexprs={"BLOCK": 128}))  # fmt: skip
     generator = torch.Generator().manual_seed(1)
-    width = 2 * k + 140
+    width = 2 * k + 440  # three levels
     length = torch.tensor([0, k - 1, k, k + 1, 2 * k, width]).int()
     logits = torch.randn(6, width, generator=generator)
     if kind == "ties":
@@ -53,12 +53,25 @@ def test_topk_is_exact_around_every_boundary(k, kind, monkeypatch):
     if kind == "signed zeros":
         logits *= 0
     logits = logits.masked_fill(torch.arange(width) >= length[:, None], torch.nan)
-    page_table = torch.randperm(9, generator=generator).int()[None]
+    page_table = torch.randperm(12, generator=generator).int()[None]
     arguments = (length, page_table, torch.zeros(6).int(), k)
     got = index_topk(logits, *arguments)
     want = reference.index_topk(logits.nan_to_num(-torch.inf), *arguments)
     for name in got._fields:
         assert torch.equal(getattr(got, name), getattr(want, name)), name
+
+
+def test_nan_scores_are_chosen_last(monkeypatch):
+    monkeypatch.setitem(kernel.LAUNCH, "topk", kernel.LAUNCH["topk"]._replace(
+        constexprs={"BLOCK": 128}))  # fmt: skip
+    logits = torch.randn(4, 200, generator=torch.Generator().manual_seed(2))
+    logits[0] = torch.nan
+    logits[1, 10:] = torch.nan
+    logits[2, ::3] = -torch.nan
+    length = torch.full((4,), 200).int()
+    arguments = (length, torch.arange(4)[None].int(), torch.zeros(4).int(), 16)
+    got, want = (f.index_topk(logits, *arguments) for f in (kernel, reference))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_decode_and_verify_select_the_same_set():
