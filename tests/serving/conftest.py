@@ -34,27 +34,49 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> Path:
-    """TINY whose every layer counts fully, so that a wrong key or value changes tokens."""
-    directory = tmp_path_factory.mktemp("serving") / "tiny"
-    make_checkpoint(directory, presets.tiny(), alpha=ACCEPTANCE["none"], shard_bytes=2 << 20)
-    return directory
+def checkpoint(tmp_path_factory):
+    """Function (acceptance, preset) -> directory of a small checkpoint, written once."""
+    root = tmp_path_factory.mktemp("serving")
+
+    def make(acceptance: str = "none", preset: str = "tiny") -> Path:
+        directory = root / f"{preset}-{acceptance}"
+        if not directory.exists():
+            config, alpha = presets.PRESETS[preset](), ACCEPTANCE[acceptance]
+            make_checkpoint(directory, config, alpha=alpha, shard_bytes=2 << 20)
+        return directory
+
+    return make
 
 
 @pytest.fixture(scope="session")
-def serving(tiny, tmp_path_factory):
-    """Function (flags, env) -> running LocalServer; env is a tuple of (name, value) pairs."""
+def tiny(checkpoint) -> Path:
+    """TINY whose every layer counts fully, so that a wrong key or value changes tokens."""
+    return checkpoint()
+
+
+@pytest.fixture(scope="session")
+def serving(checkpoint, tmp_path_factory):
+    """Function (flags, env, acceptance, preset) -> running LocalServer.
+
+    env is a tuple of (name, value) pairs.
+    """
     running: OrderedDict[tuple, LocalServer] = OrderedDict()
     logs = tmp_path_factory.mktemp("logs")
 
-    def start(flags: tuple[str, ...] = (), env: tuple[tuple[str, str], ...] = ()) -> LocalServer:
-        key = (flags, env)
+    def start(
+        flags: tuple[str, ...] = (),
+        env: tuple[tuple[str, str], ...] = (),
+        acceptance: str = "none",
+        preset: str = "tiny",
+    ) -> LocalServer:
+        key = (flags, env, acceptance, preset)
         server = running.pop(key, None)
         if server is None or not server.alive():
             while len(running) >= KEPT_ALIVE:
                 running.popitem(last=False)[1].stop()
             log = logs / f"server-{len(list(logs.iterdir()))}.log"
-            server = LocalServer(tiny, flags, STRICT | dict(env), log=log)
+            model = checkpoint(acceptance, preset)
+            server = LocalServer(model, flags, STRICT | dict(env), log=log)
         running[key] = server
         return server
 

@@ -1,0 +1,151 @@
+"""Greedy DSpark output equals target-only output token for token, whatever the drafts are.
+
+Two servers of the same checkpoint, one of them speculating. Drafts are the model's own or forced
+ones (`dspark.forced_draft`), request by request.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from serving.prompts import MIXED, prompt
+from serving.test_target_only import CHUNKED, ids, wait_idle
+
+from dspark.local_server import Output
+
+SPECULATE = (*CHUNKED, "--speculative-algorithm", "dspark", "--enable-metrics")
+FORCED = (("DSPARK_FORCED_DRAFTS", "1"), ("DSPARK_VERIFY", "scheduled"))
+PROMPTS = list(MIXED.values())
+TOKENS = 40  # crosses a C128 boundary for several of the prompts, C4 boundaries for all
+
+
+@pytest.fixture(scope="module")
+def truth(serving) -> list[list[int]]:
+    """What the target says on its own."""
+    return ids(serving(CHUNKED).generate_batch(PROMPTS, TOKENS))
+
+
+@pytest.fixture(scope="module")
+def server(serving):
+    return serving(SPECULATE, FORCED)
+
+
+@pytest.fixture
+def budget(server):
+    """Function (share): verify only this share of all drafts, until the test ends."""
+
+    def set_share(share: float) -> None:
+        body = {"server_args": {"dspark_force_budget_frac": share}}
+        server.request("/set_internal_state", body)
+
+    yield set_share
+    set_share(1.0)
+
+
+def forced(server, kinds: list[str | None], truth, tokens: int = TOKENS) -> list[Output]:
+    """One batch; each request drafts as its kind says, None by the model."""
+    parameters = [
+        {"temperature": 0, "ignore_eos": True, "max_new_tokens": tokens}
+        | ({} if kind is None else {"custom_params": {"draft": kind, "continuation": right}})
+        for kind, right in zip(kinds, truth, strict=True)
+    ]
+    answers = server.request("/generate", {"input_ids": PROMPTS, "sampling_params": parameters})
+    return [Output(a["output_ids"], a.get("text", ""), a["meta_info"]) for a in answers]
+
+
+def accept_lengths(outputs) -> list[float]:
+    return [output.meta["spec_accept_length"] for output in outputs]
+
+
+def test_drafts_of_the_model(server, truth):
+    assert ids(server.generate_batch(PROMPTS, TOKENS)) == truth
+
+
+@pytest.mark.parametrize(
+    ("kind", "shortest", "longest"),
+    [("oracle", 5.5, 6.0), ("wrong", 1.0, 1.05), ("wrong@2", 2.8, 3.1), ("random", 1.0, 1.5)],
+)
+def test_forced_drafts(server, truth, kind, shortest, longest):
+    outputs = forced(server, [kind] * len(PROMPTS), truth)
+    assert ids(outputs) == truth
+    assert all(shortest <= n <= longest for n in accept_lengths(outputs))
+
+
+def test_every_kind_of_draft_in_one_batch(server, truth):
+    kinds = ["oracle", "wrong", None, "wrong@1", "random", "wrong@4", "oracle", None]
+    assert ids(forced(server, kinds, truth)) == truth
+
+
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.7])
+def test_verify_budgets_of_nothing_and_a_part(server, truth, budget, share):
+    budget(share)
+    outputs = forced(server, ["oracle", None] * 4, truth)
+    assert ids(outputs) == truth
+    if share < 0.01:
+        assert set(accept_lengths(outputs)) == {TOKENS / (TOKENS - 1)}  # one token a step
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_order_of_arrival(server, truth, reverse):
+    order = list(reversed(range(8))) if reverse else list(range(8))
+    server.flush_cache()
+    outputs = server.generate_concurrently([PROMPTS[i] for i in order], [TOKENS] * 8)
+    assert ids(outputs) == [truth[i] for i in order]
+
+
+def test_batches_of_every_size(server, truth):
+    """Requests leave one by one, so the batch shrinks from 8 to 1."""
+    lengths = [5 * (i + 1) for i in range(8)]
+    outputs = server.generate_concurrently(PROMPTS, lengths)
+    assert ids(outputs) == [out[:n] for out, n in zip(truth, lengths, strict=True)]
+
+
+def test_cached_prefix_drafts_as_well_as_a_cold_one(server, truth):
+    """The draft's own state comes with the prefix: same tokens, same acceptance."""
+    server.flush_cache()
+    cold = [server.generate(p, TOKENS) for p in PROMPTS[-3:]]
+    hit = [server.generate(p, TOKENS) for p in PROMPTS[-3:]]
+    assert [o.meta["cached_tokens"] for o in hit] == [256, 256, 512]
+    assert ids(cold) == ids(hit) == truth[-3:]
+    assert [o.meta["spec_correct_drafts_histogram"] for o in cold] == [
+        o.meta["spec_correct_drafts_histogram"] for o in hit
+    ]
+
+
+def test_after_an_abort_in_the_middle_of_a_block(server, truth):
+    with ThreadPoolExecutor(1) as threads:
+        job = threads.submit(server.generate, prompt(300, 9), 2000, "to-abort")
+        while server.load()["num_running_reqs"] == 0:
+            time.sleep(0.05)
+        server.abort("to-abort")
+        assert job.result().meta["finish_reason"]["type"] == "abort"
+    wait_idle(server)
+    assert ids(server.generate_batch(PROMPTS, TOKENS)) == truth
+
+
+def test_a_prompt_with_the_noise_token_in_it(serving, server):
+    """Token 511 fills draft blocks; in a prompt it is a token like any other."""
+    noisy = prompt(60, seed=60)
+    noisy[10:30:3] = [511] * 7
+    assert server.generate(noisy, 24).ids == serving(CHUNKED).generate(noisy, 24).ids
+
+
+def test_pools_return_to_their_start(server):
+    assert wait_idle(server)["num_used_tokens"] == 0
+    server.flush_cache()
+    log = server.log()
+    assert "leak" not in log.lower()
+    assert "Traceback" not in log
+
+
+def test_what_an_operator_sees(server):
+    section = server.info()["internal_states"][0]["dspark"]
+    assert (section["block_size"], section["depth"]) == (5, 5)
+    assert section["verify_mode"] == "scheduled"
+    assert 1.0 <= section["mean_accepted_length"] <= 6.0
+    assert len(section["acceptance_per_position"]) == 5
+    by_position = section["acceptance_per_position"]
+    assert by_position == sorted(by_position, reverse=True)
+    metrics = server.request("/metrics")
+    for name in ("spec_accept_length", "spec_accept_rate"):
+        assert f"sglang:{name}" in metrics
