@@ -4,12 +4,13 @@
 
 Prints microseconds a launch (median of graph replays, inputs rotated through copies larger than
 the L2 cache) next to the time the bytes alone would take. `--sweep` tries other launch
-configurations of the sparse decode kernel; those that change the order of sums are marked.
+configurations of the sparse decode and index kernels; the one in use is starred.
 """
 
 import argparse
 import statistics
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -17,7 +18,8 @@ from dspark.kernels.attention import kernel as attention_kernel
 from dspark.kernels.attention import mla_sparse
 from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
 from dspark.kernels.indexer import index_q, index_select
-from dspark.kernels.indexer.pages import PACKED_STRIDE
+from dspark.kernels.indexer import kernel as indexer_kernel
+from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, WIDTH
 from dspark.kernels.plan import LaunchConfig
 from dspark.kernels.qkv import page_stride, q_kv_prepare
 
@@ -149,6 +151,8 @@ def other_cases(rows: int, context: int) -> Iterator[Case]:
     entries = context // 4
     pages = -(-entries // 64)
     keys = [random_pool(requests * pages, PACKED_STRIDE) for _ in range(COPIES)]
+    for pool_copy in keys:  # scores of a usual size: the selection stops where they differ
+        pool_copy.view(torch.float32)[:, KEYS * WIDTH // 4 :] = 1.0
     order = torch.randperm(requests * pages, device="cuda").int().view(requests, pages)
     query = index_q(iq, iw, table, pos)
     lengths = ((pos + 1) // 4).int()
@@ -159,29 +163,73 @@ def other_cases(rows: int, context: int) -> Iterator[Case]:
     yield "index_select", requests * entries * 132 + rows * entries * 8, select
 
 
+# Launch configurations to try, by (kernel, op). A changed CH or GROUP changes the sums of the op;
+# everything else leaves every bit alone.
+SWEEPS: dict[str, tuple[Any, str, list[LaunchConfig]]] = {
+    "attention decode": (
+        attention_kernel,
+        "decode",
+        [
+            LaunchConfig(warps, 1, {"CH": split, "BH": 16})
+            for split in (32, 64, 128)
+            for warps in (4, 8)
+        ],
+    ),
+    "attention combine": (
+        attention_kernel,
+        "combine",
+        [
+            LaunchConfig(warps, 1, {"GROUP": group, "BD": width})
+            for group in (4, 8, 16)
+            for width, warps in [
+                (64, 1),
+                (128, 1),
+                (128, 2),
+                (128, 4),
+                (256, 4),
+                (512, 4),
+                (512, 8),
+            ]
+        ],
+    ),
+    "index logits": (
+        indexer_kernel,
+        "logits",
+        [LaunchConfig(warps, stages, {}) for warps in (2, 4, 8) for stages in (1, 2, 3, 4)],
+    ),
+    "index topk": (
+        indexer_kernel,
+        "topk",
+        [
+            LaunchConfig(warps, 1, {"BLOCK": block})
+            for block in (1024, 2048, 4096, 8192)
+            for warps in (4, 8, 16)
+        ],
+    ),
+}
+SWEPT_CASES = {"attention": ("attention window", "attention c4"), "index": ("index_select",)}
+
+
 def sweep(rows: int, context: int) -> None:
-    """Launch configurations of the decode and combine kernels on the C4 case."""
-    stock = dict(attention_kernel.LAUNCH)
-    for split, tile, warps, stages in [
-        (64, 32, 8, 2), (64, 32, 8, 1), (64, 32, 4, 2), (64, 64, 8, 1), (64, 64, 4, 1),
-        (64, 16, 8, 2), (32, 32, 8, 1), (32, 32, 4, 1), (128, 32, 8, 2), (128, 64, 8, 1),
-        (128, 64, 8, 2),
-    ]:  # fmt: skip
-        constants = {"CH": split, "BT": tile, "BH": 16}
-        attention_kernel.LAUNCH["decode"] = LaunchConfig(warps, stages, constants)
-        *_, (_, _, launch) = attention_cases(rows, context)
-        note = "" if (split, tile) == (64, 32) else "  (other sums)"
-        print(
-            f"decode CH={split} BT={tile} warps={warps} stages={stages} rows={rows}: "
-            f"{graph_time(launch):.1f} us{note}"
-        )
-    attention_kernel.LAUNCH.update(stock)
-    for width, warps in [(64, 1), (128, 1), (128, 2), (128, 4), (256, 4), (512, 4), (512, 8)]:
-        constants = {"GROUP": 16, "BD": width}
-        attention_kernel.LAUNCH["combine"] = LaunchConfig(warps, 1, constants)
-        *_, (_, _, launch) = attention_cases(rows, context)
-        print(f"combine BD={width} warps={warps} rows={rows}: {graph_time(launch):.1f} us")
-    attention_kernel.LAUNCH.update(stock)
+    """Times of every configuration in SWEEPS, one line each; the stock one is starred."""
+    cases = {
+        name: launch
+        for make in (attention_cases, other_cases)
+        for name, _, launch in make(rows, context)
+    }
+    for title, (kernel, op, configs) in SWEEPS.items():
+        stock = kernel.LAUNCH[op]
+        for config in configs:
+            kernel.LAUNCH[op] = config
+            times = [
+                f"{name} {graph_time(cases[name]):6.1f} us"
+                for name in SWEPT_CASES[title.split()[0]]
+            ]
+            mark = "*" if config == stock else " "
+            numbers = {**config.constexprs, "warps": config.num_warps, "stages": config.num_stages}
+            shown = " ".join(f"{key}={value}" for key, value in numbers.items())
+            print(f"{mark} T={rows:3} {title:18} {shown:28} {'  '.join(times)}", flush=True)
+        kernel.LAUNCH[op] = stock
 
 
 def main() -> None:
@@ -189,7 +237,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 6, 8, 48])
     parser.add_argument("--context", type=int, default=8192, help="tokens before the rows")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--sweep", action="store_true", help="also other decode configurations")
+    parser.add_argument("--sweep", action="store_true", help="also other launch configurations")
     options = parser.parse_args()
     copy = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)
     bandwidth = 2 * copy.nbytes / (graph_time(lambda i: copy.clone()) * 1e-6)

@@ -21,10 +21,10 @@ from dspark.kernels.qkv.pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES
 
 DECODE_ROWS = 64  # rows up to which the split kernel runs
 
-# CH: list positions of one program, BT, BK: of one mma tile; changing them changes bits.
+# CH: list positions of one decode program, BK: of one prefill tile; changing them changes bits.
 # BH: heads of one program, the smallest mma M. GROUP: partials added at once.
 LAUNCH = {
-    "decode": LaunchConfig(8, 2, {"CH": 64, "BT": 32, "BH": 16}),
+    "decode": LaunchConfig(8, 1, {"CH": 64, "BH": 16}),
     "combine": LaunchConfig(2, 1, {"GROUP": 16, "BD": 128}),
     "gather": LaunchConfig(4, 1, {"BN": 4}),
     "prefill": LaunchConfig(8, 2, {"BK": 64, "BH": 16}),
@@ -45,8 +45,8 @@ SIZES = ["H", "A", "B", "a_page", "b_page", "a_splits", "splits"]
 
 
 @triton.jit
-def load_slot_tile(codes, rope, scales, page, offset, stride, per_page, valid, BT: tl.constexpr):
-    """Slots (page, offset)[BT] -> nope bf16 [BT, 512] (zero from 448 on) and rope bf16 [BT, 64].
+def load_slot_tile(codes, rope, scales, page, offset, stride, per_page, valid, N: tl.constexpr):
+    """Slots (page, offset)[N] -> nope bf16 [N, 512] (zero from 448 on) and rope bf16 [N, 64].
 
     `codes`, `rope` and `scales` are e4m3, bf16 and u8 views of one pool; `stride` is in bytes.
     """
@@ -64,8 +64,8 @@ def load_slot_tile(codes, rope, scales, page, offset, stride, per_page, valid, B
     exponent = tl.load(scales + at[:, None] + g[None, :], mask=group_mask, other=0)
     # A UE8M0 byte is the exponent field of a bf16: the product is exact.
     scale = (exponent.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
-    grouped = tl.reshape(code.to(tl.bfloat16), (BT, SCALES, D // SCALES))
-    nope = tl.reshape(grouped * scale[:, :, None], (BT, D))
+    grouped = tl.reshape(code.to(tl.bfloat16), (N, SCALES, D // SCALES))
+    nope = tl.reshape(grouped * scale[:, :, None], (N, D))
     return nope, rot
 
 
@@ -73,63 +73,52 @@ def load_slot_tile(codes, rope, scales, page, offset, stride, per_page, valid, B
 def _decode(
     q, a_codes, a_rope, a_scales, a_idx, a_len, b_codes, b_rope, b_scales, b_idx, b_len,
     part, part_max, part_sum, scale, H, A, B, a_stride, b_stride, a_page, b_page,
-    a_splits, splits, CH: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
+    a_splits, splits, CH: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     head = tl.program_id(2) * BH + tl.arange(0, BH)
-    # The pool is chosen on pointers here: a branch inside the loop would stop load pipelining.
+    t = tl.arange(0, CH)
     if split < a_splits:
         codes, rope, scales, stride, per_page = a_codes, a_rope, a_scales, a_stride, a_page
-        listed = a_idx + row * A
-        length = tl.minimum(tl.load(a_len + row), A)
         start = split * CH
+        at = start + t
+        slot = tl.load(a_idx + row * A + at, mask=at < A, other=-1)
+        length = tl.load(a_len + row)
     else:
         codes, rope, scales, stride, per_page = b_codes, b_rope, b_scales, b_stride, b_page
-        listed = b_idx + row * B
-        length = tl.minimum(tl.load(b_len + row), B)
         start = (split - a_splits) * CH
+        at = start + t
+        slot = tl.load(b_idx + row * B + at, mask=at < B, other=-1)
+        length = tl.load(b_len + row)
     if start >= length:
         return
+    valid = (slot >= 0) & (at < length)
 
     d = tl.arange(0, D)
     r = tl.arange(0, ROPE_D)
-    t = tl.arange(0, BT)
     real = head < H
     q_row = q + (row * H + head)[:, None] * D
     q_nope = tl.load(q_row + d[None, :], mask=real[:, None] & (d < NOPE_D)[None, :], other=0.0)
     q_rope = tl.load(q_row + NOPE_D + r[None, :], mask=real[:, None], other=0.0)
-    top = tl.full((BH,), FLOOR, tl.float32)
-    total = tl.zeros((BH,), tl.float32)
-    acc_nope = tl.zeros((BH, D), tl.float32)
-    acc_rope = tl.zeros((BH, ROPE_D), tl.float32)
-    for tile in range(0, CH, BT):
-        at = start + tile + t
-        slot = tl.load(listed + at, mask=at < length, other=-1)
-        valid = slot >= 0
-        safe = tl.where(valid, slot, 0)
-        page = safe // per_page
-        nope, rot = load_slot_tile(
-            codes, rope, scales, page, safe - page * per_page, stride, per_page, valid, BT
-        )
-        s = tl.dot(q_nope, tl.trans(nope))
-        s = tl.dot(q_rope, tl.trans(rot), acc=s)
-        s = tl.where(valid[None, :], s * (scale * LOG2E), FLOOR)
-        new_top = tl.maximum(top, tl.max(s, 1))
-        p = tl.where(valid[None, :], tl.exp2(s - new_top[:, None]), 0.0)
-        decay = tl.exp2(top - new_top)
-        total = total * decay + tl.sum(p, 1)
-        p16 = p.to(tl.bfloat16)
-        acc_nope = tl.dot(p16, nope, acc=acc_nope * decay[:, None])
-        acc_rope = tl.dot(p16, rot, acc=acc_rope * decay[:, None])
-        top = new_top
+    safe = tl.where(valid, slot, 0)
+    page = safe // per_page
+    nope, rot = load_slot_tile(
+        codes, rope, scales, page, safe - page * per_page, stride, per_page, valid, CH
+    )
+    s = tl.dot(q_nope, tl.trans(nope))
+    s = tl.dot(q_rope, tl.trans(rot), acc=s)
+    s = tl.where(valid[None, :], s * (scale * LOG2E), FLOOR)
+    top = tl.max(s, 1)
+    p = tl.where(valid[None, :], tl.exp2(s - top[:, None]), 0.0)
+    p16 = p.to(tl.bfloat16)
 
     at = (row * splits + split) * H + head
     tl.store(part_max + at, top, mask=real)
-    tl.store(part_sum + at, total, mask=real)
+    tl.store(part_sum + at, tl.sum(p, 1), mask=real)
     out = part + at[:, None] * D
-    tl.store(out + d[None, :], acc_nope, mask=real[:, None] & (d < NOPE_D)[None, :])
-    tl.store(out + NOPE_D + r[None, :], acc_rope, mask=real[:, None])
+    tl.store(out + d[None, :], tl.dot(p16, nope), mask=real[:, None] & (d < NOPE_D)[None, :])
+    tl.store(out + NOPE_D + r[None, :], tl.dot(p16, rot), mask=real[:, None])
 
 
 @triton.jit(do_not_specialize=["H", "A", "B", "a_splits", "splits"])
@@ -145,28 +134,24 @@ def _combine(
     b_used = tl.cdiv(tl.minimum(tl.load(b_len + row), B), CH)
     end = tl.where(b_used > 0, a_splits + b_used, a_used)
 
-    # Groups of splits are aligned to the list, so the order of the sums is fixed as well.
-    sink_log2 = tl.load(sink + head) * LOG2E
-    top = sink_log2
-    for first in range(0, end, GROUP):
-        at = first + s
-        used = (at < a_used) | ((at >= a_splits) & (at < end))
-        maxima = tl.load(part_max + (row * splits + at) * H + head, mask=used, other=FLOOR)
-        top = tl.maximum(top, tl.max(maxima, 0))
-    total = tl.exp2(sink_log2 - top)
+    top = tl.load(sink + head) * LOG2E  # the sink is a key of value 0 that comes first
+    total = tl.full((), 1.0, tl.float32)
     acc = tl.zeros((BD,), tl.float32)
+    # Groups of splits are aligned to the list, so the order of the sums is fixed as well.
     for first in range(0, end, GROUP):
         at = first + s
         used = (at < a_used) | ((at >= a_splits) & (at < end))
         cell = (row * splits + at) * H + head
         maxima = tl.load(part_max + cell, mask=used, other=FLOOR)
         sums = tl.load(part_sum + cell, mask=used, other=0.0)
-        weight = tl.where(used, tl.exp2(maxima - top), 0.0)
         values = tl.load(part + cell[:, None] * D + d[None, :], mask=used[:, None], other=0.0)
-        total += tl.sum(weight * sums, 0)
-        acc += tl.sum(weight[:, None] * values, 0)
-    o = acc / total
-    o = tl.reshape(o, (1, BD))
+        new_top = tl.maximum(top, tl.max(maxima, 0))
+        decay = tl.exp2(top - new_top)
+        weight = tl.where(used, tl.exp2(maxima - new_top), 0.0)
+        total = total * decay + tl.sum(weight * sums, 0)
+        acc = acc * decay + tl.sum(weight[:, None] * values, 0)
+        top = new_top
+    o = tl.reshape(acc / total, (1, BD))
     if ROTATE:
         first = (NOPE_D - tl.program_id(2) * BD) // 2
         o = rotate(o, cos_sin, tl.load(pos + row), first, 1, BD, True)
