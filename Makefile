@@ -8,6 +8,8 @@ PYTEST := $(RUN) -m pytest
 # Under the Triton interpreter Triton must be configured before its first import, hence a process
 # of its own.
 INTERPRETED := tests/kernels/interpreted
+# Threads that spin between small operations make the tests fight each other for two cores.
+export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: demo test test-deep setup lint types typed kernels quick interpreted format clean
 

@@ -349,6 +349,8 @@ def default_environment(server_args, on_cpu: bool) -> dict[str, str]:
         # There is no CUDA state to dump after a crash; waiting for it takes a minute.
         variables["SGLANG_CUDA_COREDUMP_BEFORE_CRASH"] = "0"
         variables["SGLANG_PYSPY_DUMP_BEFORE_CRASH"] = "0"
+        # Threads that spin between small operations cost ten times the work on a busy machine.
+        variables["OMP_WAIT_POLICY"] = "PASSIVE"
     if on_cpu and server_args.tp_size > 1:
         variables["SGLANG_CPU_OMP_THREADS_BIND"] = share_cores(server_args.tp_size)
     return variables
