@@ -147,6 +147,7 @@ job = st.builds(
     prompt=st.builds(prompt, st.integers(0, 1), st.sampled_from([1, 3, 126, 130, 254, 257, 300])),
     more=st.integers(6, 30),
     accepts=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    killed_after=st.none(),
 )
 
 
