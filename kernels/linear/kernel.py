@@ -87,7 +87,8 @@ def _swiglu(gate_up, out, count, limit, WIDTH: tl.constexpr, BLOCK: tl.constexpr
     tl.store(out + at, swiglu_values(gate, up, limit).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+# `rows` of 1 must stay a run-time value: as a constant it would be another binary.
+@triton.jit(do_not_specialize=["rows"])
 def _linear(
     x,  # bf16 [T, groups, K], e4m3 codes when x_scales is given, f32 [T, 2*K] when limit is
     x_scales,  # f32 [T, K/128] or None

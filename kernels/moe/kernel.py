@@ -100,7 +100,8 @@ def _products(
     return acc
 
 
-@triton.jit
+# A single pair (or row) must stay a run-time value: as a constant it would be another binary.
+@triton.jit(do_not_specialize=["pairs"])
 def _gate_up(
     x,  # bf16 [T, HIDDEN]
     w13,  # u8 [E, 2*WIDTH, HIDDEN/2]
@@ -213,7 +214,7 @@ def _sum_slots(
     tl.store(y + at, total.to(y.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "rows"])
 def _down(
     h,  # bf16 [pairs, WIDTH]
     w2,  # u8 [E, HIDDEN, WIDTH/2]

@@ -24,6 +24,8 @@ from dspark.kernels.linear import (
     swiglu_linear,
 )
 
+# Tensor cores truncate when they add to an f32 accumulator: K/16 such sums give a few 1e-6.
+F32_BOUND = 1e-5
 pytestmark = pytest.mark.gpu
 
 ROWS = [1, 2, 6, 8, 16, 17, 48, 64, 65, 300]
@@ -42,7 +44,7 @@ def test_fp8_linear(device, shape):
         x = random_rows(rows, shape[1], seed=rows)
         got = fp8_linear(x.to(device), on(device, w), torch.float32)
         # Scales are exact and products are, so only the order of an f32 sum differs.
-        assert_close(got, reference.fp8_linear(x, w, torch.float32), 3e-6)
+        assert_close(got, reference.fp8_linear(x, w, torch.float32), F32_BOUND)
         assert_close(fp8_linear(x.to(device), on(device, w)), reference.fp8_linear(x, w))
 
 
@@ -52,7 +54,7 @@ def test_bf16_linear(device, shape):
     for rows in (1, 6, 48, 65):
         x = random_rows(rows, shape[1], seed=rows)
         got = bf16_linear(x.to(device), prepare_bf16(weight.to(device)), torch.float32)
-        assert_close(got, reference.bf16_linear(x, prepare_bf16(weight), torch.float32), 3e-6)
+        assert_close(got, reference.bf16_linear(x, prepare_bf16(weight), torch.float32), F32_BOUND)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
