@@ -27,19 +27,25 @@ class Rows(NamedTuple):
 
 
 def local_caches(
-    config: ModelConfig, geometry: StateGeometry, pools: StatePools, pages: int, oracle: bool
+    config: ModelConfig,
+    geometry: StateGeometry,
+    pools: StatePools,
+    pages: int,
+    oracle: bool,
+    device: torch.device,
 ) -> list[LayerCaches]:
     """Pools of `pages` pages a layer: packed bytes as served, or plain fp32 for the oracle."""
 
-    def pool(entries: int) -> torch.Tensor:
+    def pages_of(packed: int, plain: int) -> torch.Tensor:
         if oracle:
-            return torch.full((pages, entries * 512), float("nan"))
-        return torch.full((pages, page_stride(entries)), 255, dtype=torch.uint8)
+            return torch.full((pages, plain), float("nan"), device=device)
+        return torch.full((pages, packed), 255, dtype=torch.uint8, device=device)
+
+    def pool(entries: int) -> torch.Tensor:
+        return pages_of(page_stride(entries), entries * 512)
 
     def index_pool() -> torch.Tensor:
-        if oracle:
-            return torch.full((pages, C4_PER_PAGE * 128), float("nan"))
-        return torch.full((pages, C4_PER_PAGE * 132), 255, dtype=torch.uint8)
+        return pages_of(C4_PER_PAGE * 132, C4_PER_PAGE * 128)
 
     caches, seen = [], {4: 0, 128: 0}
     for ratio in config.compress_ratios:
@@ -69,6 +75,7 @@ class LocalTarget:
         verify_rows: widest forward that may be rolled back (1 without speculation).
         dtype: bf16 runs in served precision, fp32 is the unquantised oracle.
         capture_layers: layers whose outputs `forward` returns as captures.
+        device: where `weights` are.
 
     Pools start filled with NaN (or its byte pattern), so a read before a write shows.
     """
@@ -83,8 +90,10 @@ class LocalTarget:
         verify_rows: int = 1,
         dtype: torch.dtype = torch.bfloat16,
         capture_layers: frozenset[int] = frozenset(),
+        device: torch.device | str = "cpu",
     ):
         self.weights, self.config, self.dtype = weights, config, dtype
+        self.device = torch.device(device)
         self.capture_layers = capture_layers
         pages_each = -(-max_tokens // PAGE_TOKENS)
         pages = 1 + sequences * pages_each  # page 0 stays reserved, as in the server
@@ -96,21 +105,27 @@ class LocalTarget:
             c4_layers=kinds.count(4),
             c128_layers=kinds.count(128),
         )
-        self.state = StatePools(self.geometry, "cpu")
-        self.caches = local_caches(config, self.geometry, self.state, pages, dtype == torch.float32)
+        self.state = StatePools(self.geometry, self.device)
+        self.caches = local_caches(
+            config, self.geometry, self.state, pages, dtype == torch.float32, self.device
+        )
         self.max_pages = pages_each
-        self.req_to_token = torch.zeros(sequences + 1, pages_each * PAGE_TOKENS, dtype=torch.int32)
+        table = torch.zeros(sequences + 1, pages_each * PAGE_TOKENS, dtype=torch.int32)
         for i in range(sequences):
             first = (1 + i * pages_each) * PAGE_TOKENS
-            self.req_to_token[i + 1] = torch.arange(first, first + pages_each * PAGE_TOKENS)
-        self.full_to_swa = torch.arange(pages * PAGE_TOKENS)
-        self.rope = rope_tables(config, pages_each * PAGE_TOKENS, torch.device("cpu"))
+            table[i + 1] = torch.arange(first, first + pages_each * PAGE_TOKENS)
+        self.req_to_token = table.to(self.device)
+        self.full_to_swa = torch.arange(pages * PAGE_TOKENS, device=self.device)
+        self.rope = rope_tables(config, pages_each * PAGE_TOKENS, self.device)
+
+    def tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device=self.device)
 
     def meta(self, rows: list[Rows], store_all: bool) -> StepMeta:
         return step_meta(
-            req_slot=torch.tensor([r.sequence + 1 for r in rows]),
-            prefix_len=torch.tensor([r.prefix for r in rows]),
-            row_len=torch.tensor([len(r.tokens) for r in rows]),
+            req_slot=self.tensor([r.sequence + 1 for r in rows]),
+            prefix_len=self.tensor([r.prefix for r in rows]),
+            row_len=self.tensor([len(r.tokens) for r in rows]),
             rows=sum(len(r.tokens) for r in rows),
             req_to_token=self.req_to_token,
             full_to_swa=self.full_to_swa,
@@ -125,7 +140,7 @@ class LocalTarget:
     @torch.no_grad()
     def forward(self, rows: list[Rows], store_all: bool = True) -> TargetOutput:
         """Run all rows in one forward; `store_all` as in decode and verify, False as in prefill."""
-        ids = torch.tensor([t for r in rows for t in r.tokens])
+        ids = self.tensor([t for r in rows for t in r.tokens])
         streams = embed_streams(self.weights.embed[ids].to(self.dtype))
         return run_layers(
             streams,
