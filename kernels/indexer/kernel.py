@@ -241,6 +241,7 @@ def _run_logits(
 
 
 def index_topk(logits: Tensor, c4_len: Tensor, page_table: Tensor, row_req: Tensor, k: int) -> TopK:
+    logits = logits.contiguous()
     rows, c_max = logits.shape
     slot = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
     logical = torch.empty_like(slot)
