@@ -15,7 +15,10 @@ REQUESTS["exhaustive"] = (*REQUESTS["representative"], 16, 32, 64, 128, 256)
 
 def build(requests: int, budget: int, device: torch.device, copies: int) -> Launch:
     random = seeded(device, requests)
-    confidence = torch.rand(copies, requests, GAMMA, device=device, generator=random)
+    # A tensor each: slices of one would lose the alignment that the kernel is compiled for.
+    confidence = [
+        torch.rand(requests, GAMMA, device=device, generator=random) for _ in range(copies)
+    ]
     admit = torch.tensor([budget], dtype=torch.int32, device=device)
     return lambda copy: schedule(confidence[copy], admit)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from dspark.bench.tune.op import Case, TunedOp, configured
+from dspark.bench.tune.op import Case, Launch, TunedOp, configured
 from dspark.kernels.plan import LaunchConfig
 
 CHAIN = 128  # launches a graph holds at least, so that the gap between replays does not count
@@ -36,10 +36,19 @@ def copies_for(case: Case, device: torch.device) -> int:
     return min(MOST_COPIES, 2 * cache // max(case.moved, 1) + 1)
 
 
-def capture(op: TunedOp, config: LaunchConfig, case: Case, device: torch.device) -> Graph:
-    """Compile, run every copy once, and capture whole rounds over the copies."""
+def capture_arms(
+    op: TunedOp, configs: Sequence[LaunchConfig], case: Case, device: torch.device
+) -> list[Graph]:
+    """One graph a configuration, all on the same inputs, so that placement favours none."""
     copies = copies_for(case, device)
     launch = case.build(device, copies)
+    return [capture(op, config, launch, copies, device) for config in configs]
+
+
+def capture(
+    op: TunedOp, config: LaunchConfig, launch: Launch, copies: int, device: torch.device
+) -> Graph:
+    """Compile, run every copy once, and capture whole rounds over the copies."""
     with configured(op, config):
         output = launch(0).clone()
         for copy in range(1, copies):

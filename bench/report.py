@@ -1,0 +1,253 @@
+"""Write every figure of README.md from the raw records in bench/results.
+
+    python -m dspark.bench.report            # tables between markers, and the charts
+    python -m dspark.bench.report --check    # exit status 1 when README disagrees with the records
+
+A table stands between `<!-- bench:NAME -->` and `<!-- /bench -->`; NAME is one of `TABLES`.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dspark.bench.medians import median_levels
+from dspark.bench.table import number
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = Path("bench/results")
+MARKED = re.compile(r"(<!-- bench:(?P<name>[\w-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+Record = Mapping[str, Any]
+
+
+class ReportError(ValueError):
+    """README asks for something that the records do not give; one sentence."""
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A table whose first column is text and whose others are figures."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def machine(environment: Record) -> str:
+    """Where it ran, in words."""
+    gpus = [gpu["name"] for gpu in environment["gpus"]]
+    if gpus:
+        return f"{len(gpus)} x {gpus[0]}, driver {environment['gpus'][0]['driver_version']}"
+    cpu = environment["cpu"]
+    return f"{cpu['cores']} cores of {cpu['model']}, no GPU, load average {cpu['load']:.1f}"
+
+
+def caption(record: Record) -> str:
+    environment = record["environment"]
+    packages = ", ".join(
+        f"{name} {environment['packages'][name]}"
+        for name in ("torch", "triton", "sglang")
+        if name in environment["packages"]
+    )
+    parts = [f"Machine: {machine(environment)}", packages, environment["date"][:10]]
+    if environment["source"]["commit"]:
+        parts.append(f"commit {environment['source']['commit'][:10]}")
+    return "; ".join(parts) + "."
+
+
+def inputs(record: Record) -> str:
+    prompts = record["prompts"]
+    kind = "synthetic random ids" if prompts["synthetic"] else f"{prompts['set']} prompts"
+    return (
+        f"Model {record['model']}; {kind}, {prompts['input_tokens']} input and "
+        f"{record['output_tokens']} output tokens, greedy, prompt hash `{prompts['sha256'][:16]}`. "
+    )
+
+
+def figures_row(label: str, level: Record) -> list[str]:
+    return [
+        label,
+        str(level["concurrency"]),
+        *(number(level[name]) for name in ("scheduler_output", "decode_window", "end_to_end")),
+        number(level["accepted_length"], 2),
+        number(level["step_time"], 1, 1e3),
+        number(level["ttft"].get("p50"), 0, 1e3),
+        number(level["itl"].get("p50"), 1, 1e3),
+        number(level["itl"].get("p99"), 1, 1e3),
+    ]
+
+
+FIGURES = [
+    "arm", "clients", "scheduler output tok/s", "decode window tok/s", "end to end tok/s",
+    "tokens per verify step", "step ms", "TTFT p50 ms", "ITL p50 ms", "ITL p99 ms",
+]  # fmt: skip
+
+
+def serving_table(record: Record) -> str:
+    """Figures of both arms of a pair, medians over its rounds."""
+    rows = [
+        figures_row(arm["label"], level)
+        for name, arm in record["arms"].items()
+        for level in median_levels(record, name)
+    ]
+    medians = f"Medians of {len(record['rounds'])} rounds."
+    return f"{inputs(record)}{caption(record)} {medians}\n\n{markdown(FIGURES, rows)}"
+
+
+def speed_up_table(record: Record) -> str:
+    """Ratios with their intervals; a pair whose outputs differ has none."""
+    labels = [arm["label"] for arm in record["arms"].values()]
+    if record["speed_up"] is None:
+        return f"No speed-up: the outputs of {labels[1]} and {labels[0]} differ."
+    same = "identical outputs" if record["outputs_identical"] else "outputs not compared"
+    rows = [
+        [
+            f"{clients} clients, {statistic.replace('_', ' ')}",
+            f"{ratio['geomean']:.2f}x",
+            f"{ratio['low']:.2f} to {ratio['high']:.2f}",
+            str(ratio["pairs"]),
+        ]
+        for clients, by_statistic in record["speed_up"].items()
+        for statistic, ratio in by_statistic.items()
+    ]
+    header = [f"{labels[1]} over {labels[0]}, {same}", "ratio", "95 % interval", "pairs"]
+    return markdown(header, rows)
+
+
+def exact_table(record: Record) -> str:
+    verdict = "identical" if record["identical"] else f"{len(record['differences'])} differences"
+    rows = [
+        ["cold starts of each mode", str(record["starts"])],
+        ["runs compared (starts x orders)", str(len(record["runs"]))],
+        ["tokens compared", str(record["tokens_compared"])],
+        ["distinct tokens among them", str(record["distinct_tokens"])],
+        ["result", f"**{verdict}**"],
+    ]
+    return f"{inputs(record)}{caption(record)}\n\n{markdown(['token-exact check', ''], rows)}"
+
+
+def stock_table(record: Record) -> str:
+    rows = []
+    for figure in record["figures"]:
+        ours, stock = figure["us"], figure["stock_us"]
+        rows.append(
+            [
+                f"{figure['op']}, {figure['case']}",
+                number(ours),
+                number(stock),
+                f"{stock / ours:.1f}x" if ours and stock else "-",
+                percent(figure["share_of_copy_bandwidth"]),
+            ]
+        )
+    header = ["op", "ours us", "stock us", "stock / ours", "of copy bandwidth"]
+    code = "sm_89 code generation on this card" if record["sm89"] else "native code generation"
+    return (
+        f"{caption(record)} {code}; medians inside CUDA graphs; copy "
+        f"{record['copy_bandwidth'] / 1e12:.2f} TB/s.\n\n{markdown(header, rows)}"
+    )
+
+
+def step_table(record: Record) -> str:
+    step = record["step"]
+    parts: dict[str, list[float]] = {}
+    for op in step["ops"]:
+        total = parts.setdefault(op["part"], [0.0, 0.0])
+        total[0] += op["step_us"] / 1e3
+        total[1] += op["floor_us"] / 1e3
+    rows = [[part, number(ms, 2), number(floor, 2)] for part, (ms, floor) in parts.items()]
+    rows.append(["**all**", number(step["total_us"], 2, 1e-3), number(step["floor_us"], 2, 1e-3)])
+    header = [
+        f"one decode step, {step['rows']} row, context {step['context']}",
+        "ms",
+        "bytes alone ms",
+    ]
+    return markdown(header, rows)
+
+
+def tuner_table(record: Record) -> str:
+    """Verdict and the best candidates by lower bound."""
+    timed = [c for c in record["candidates"] if c["geomean"] is not None]
+    ranked = sorted(timed, key=lambda c: (c["id"] != "control", -c["ci95_low"]))[:6]
+    rows = [
+        [
+            f"`{c['id']}`",
+            f"{c['geomean']:.3f}",
+            f"{c['ci95_low']:.3f}",
+            f"{c['worst']['speedup']:.3f} ({c['worst']['case']})",
+            "yes" if c["pass"] else "no",
+        ]
+        for c in ranked
+    ]
+    header = ["candidate", "geometric mean", "95 % bound", "worst case", "passes"]
+    env = record["env"]
+    result = f"`{record['winner']}`" if record["winner"] else "the incumbent stays"
+    return (
+        f"`{record['op']}` on {env['gpu']}, torch {env['torch']}, triton {env['triton']}; "
+        f"incumbent `{record['incumbent']['id']}`, {len(record['candidates']) - 1} candidates: "
+        f"**{record['status']}**, {result}.\n\n{markdown(header, rows)}"
+    )
+
+
+# marker -> (raw record, how it is shown)
+TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
+    "serving-cpu": ("pair-cpu.json", serving_table),
+    "speed-up-cpu": ("pair-cpu.json", speed_up_table),
+    "serving-h200": ("pair-h200.json", serving_table),
+    "speed-up-h200": ("pair-h200.json", speed_up_table),
+    "exact-cpu": ("exact-cpu.json", exact_table),
+    "exact-h200": ("exact-h200.json", exact_table),
+    "stock-ops-h200": ("stock-ops-h200.json", stock_table),
+    "step-h200": ("stock-ops-h200.json", step_table),
+    "tune-schedule-h200": ("tune-schedule-h200/session.json", tuner_table),
+}
+
+
+def render(name: str, results: Path) -> str:
+    """ReportError for an unknown name or a record that is not there."""
+    if name not in TABLES:
+        raise ReportError(f"README asks for bench:{name}; known are {', '.join(TABLES)}.")
+    file, show = TABLES[name]
+    path = results / file
+    if not path.exists():
+        raise ReportError(f"bench:{name} needs {RESULTS / file}, which is not there.")
+    return show(json.loads(path.read_text()))
+
+
+def regenerate(readme: str, results: Path) -> str:
+    """README with every marked table written anew."""
+
+    def replace(match: re.Match[str]) -> str:
+        return f"{match[1]}{render(match['name'], results)}\n{match[3]}"
+
+    return MARKED.sub(replace, readme)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m dspark.bench.report", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing, compare")
+    options = parser.parse_args(argv)
+    readme = REPOSITORY / "README.md"
+    text = readme.read_text()
+    try:
+        fresh = regenerate(text, REPOSITORY / RESULTS)
+    except ReportError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    if options.check:
+        if fresh != text:
+            print("README.md does not show what bench/results says.", file=sys.stderr)
+        return int(fresh != text)
+    readme.write_text(fresh)
+    from dspark.bench.charts import draw_all
+
+    for chart in draw_all(REPOSITORY / RESULTS, REPOSITORY / "bench/charts"):
+        print(f"Wrote {chart.relative_to(REPOSITORY)}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""README shows what bench/results says, and would not pass if it did not."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dspark.bench import report
+from dspark.bench.charts import CHARTS, data_hash, draw_all
+from dspark.bench.medians import median_figures, median_levels
+from dspark.bench.report import MARKED, RESULTS, TABLES, ReportError, regenerate
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ENVIRONMENT = {
+    "date": "2026-01-02T03:04:05Z",
+    "packages": {"torch": "2.13", "sglang": "0.5.17"},
+    "source": {"commit": "0123456789abcdef", "dirty": False},
+    "gpus": [],
+    "cpu": {"model": "Some CPU", "cores": 2, "load": 0.25},
+}
+
+
+def level(clients, window, accepted=None):
+    return {
+        "concurrency": clients,
+        "scheduler_output": None,
+        "decode_window": window,
+        "end_to_end": window / 2,
+        "accepted_length": accepted,
+        "acceptance_by_position": [0.75, 0.5] if accepted else [],
+        "step_time": 0.02,
+        "ttft": {"p50": 0.1, "p90": 0.2, "p99": 0.3},
+        "itl": {"p50": 0.01, "p90": 0.02, "p99": 0.03},
+    }
+
+
+def pair_record():
+    rounds = [
+        {"order": order, "levels": {"A": [level(1, 10.0 + i)], "B": [level(1, 20.0 + i, 2.5)]}}
+        for i, order in enumerate(("AB", "BA", "AB"))
+    ]
+    return {
+        "environment": ENVIRONMENT,
+        "model": "small",
+        "prompts": {"set": "code", "synthetic": False, "input_tokens": 8, "sha256": "ab" * 32},
+        "output_tokens": 4,
+        "arms": {"A": {"label": "target-only"}, "B": {"label": "DSpark"}},
+        "outputs_identical": True,
+        "speed_up": {"1": {"decode_window": {"geomean": 1.9, "low": 1.8, "high": 2.0, "pairs": 3}}},
+        "rounds": rounds,
+    }
+
+
+@pytest.fixture
+def results(tmp_path):
+    (tmp_path / "pair-cpu.json").write_text(json.dumps(pair_record()))
+    return tmp_path
+
+
+README = """# x
+<!-- bench:serving-cpu -->
+old
+<!-- /bench -->
+<!-- bench:speed-up-cpu -->
+<!-- /bench -->
+"""
+
+
+def test_readme_shows_the_committed_records():
+    text = (ROOT / "README.md").read_text()
+    assert regenerate(text, ROOT / RESULTS) == text, "run `python -m dspark.bench.report`"
+
+
+def test_charts_are_as_new_as_their_records():
+    for name, (file, _, _) in CHARTS.items():
+        source = ROOT / RESULTS / file
+        chart = ROOT / "bench/charts" / name
+        assert chart.exists() == source.exists(), name
+        if source.exists():
+            assert data_hash(source) in chart.read_text(), f"{name} is older than {file}"
+
+
+def test_every_chart_the_readme_shows_is_there():
+    text = (ROOT / "README.md").read_text()
+    shown = re.findall(r"bench/charts/([\w.-]+)", text)
+    assert set(shown) <= set(CHARTS)
+    assert all((ROOT / "bench/charts" / name).exists() for name in shown)
+
+
+def test_tables_come_from_the_record(results):
+    text = regenerate(README, results)
+    assert "| target-only | 1 | - | 11.0 | 5.5 | - | 20.0 | 100 | 10.0 | 30.0 |" in text
+    assert "| DSpark | 1 | - | 21.0 | 10.5 | 2.50 |" in text
+    assert "| 1 clients, decode window | 1.90x | 1.80 to 2.00 | 3 |" in text
+    assert "code prompts, 8 input and 4 output tokens" in text
+    assert "2 cores of Some CPU, no GPU, load average 0.2" in text
+    assert "commit 0123456789" in text
+    assert "old" not in text
+    assert regenerate(text, results) == text
+
+
+def test_a_changed_number_is_noticed(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(report, "RESULTS", Path())
+    readme = tmp_path / "README.md"
+    readme.write_text(regenerate(README, results))
+    assert report.main(["--check"]) == 0
+    readme.write_text(readme.read_text().replace("21.0", "42.0"))
+    assert report.main(["--check"]) == 1
+
+
+def test_different_outputs_show_no_ratio(results):
+    record = pair_record() | {"speed_up": None, "outputs_identical": False}
+    (results / "pair-cpu.json").write_text(json.dumps(record))
+    text = regenerate(README, results)
+    assert "No speed-up: the outputs of DSpark and target-only differ." in text
+    assert "1.90x" not in text
+
+
+def test_synthetic_prompts_are_labelled(results):
+    record = pair_record()
+    record["prompts"]["synthetic"] = True
+    (results / "pair-cpu.json").write_text(json.dumps(record))
+    assert "synthetic random ids" in regenerate(README, results)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("nothing", "known are"), ("exact-cpu", "exact-cpu.json, which is not")]
+)
+def test_missing_figures_are_named(results, name, message):
+    with pytest.raises(ReportError, match=message):
+        regenerate(f"<!-- bench:{name} -->\n<!-- /bench -->", results)
+
+
+def test_every_marker_of_the_readme_is_known():
+    names = [match["name"] for match in MARKED.finditer((ROOT / "README.md").read_text())]
+    assert set(names) <= set(TABLES)
+    assert len(names) == len(set(names))
+    assert (ROOT / "README.md").read_text().count("<!-- bench:") == len(names)
+
+
+def test_medians_ignore_what_is_unknown():
+    assert median_figures([{"a": None, "b": [1.0, 4.0]}, {"a": 2.0, "b": [3.0, 6.0]}]) == {
+        "a": 2.0,
+        "b": [2.0, 5.0],
+    }
+    (figures,) = median_levels(pair_record(), "B")
+    assert figures["decode_window"] == 21.0
+    assert figures["ttft"] == {"p50": 0.1, "p90": 0.2, "p99": 0.3}
+
+
+def test_charts_can_be_drawn_and_name_their_data(results):
+    pytest.importorskip("matplotlib")
+    drawn = draw_all(results, results / "charts")
+    assert [file.name for file in drawn] == ["throughput-cpu.svg", "acceptance-cpu.svg"]
+    for file in drawn:
+        assert data_hash(results / "pair-cpu.json") in file.read_text()
