@@ -54,7 +54,10 @@ def adjust(logits: torch.Tensor, info: Any, rows: int, mask: Any) -> None:
     if info.has_custom_logit_processor:
         from sglang.srt.layers.sampler import apply_custom_logit_processor
 
-        apply_custom_logit_processor(logits, info, num_tokens_in_batch=rows)
+        # Processors expect one row per request, in the order of their parameters.
+        by_request = logits.view(len(info), rows, -1)
+        for j in range(rows):
+            apply_custom_logit_processor(by_request[:, j], info)
 
 
 def cut_tails(logits: torch.Tensor, params: RequestParams) -> torch.Tensor:

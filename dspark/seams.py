@@ -220,7 +220,7 @@ SEAMS = (
     Seam(
         "layers.sampler.apply_custom_logit_processor",
         Use.CALL,
-        ("logits", "sampling_batch_info", "num_tokens_in_batch"),
+        ("logits", "sampling_batch_info"),
     ),
     Seam(
         "layers.logprob_processor.OutputLogprobProcessor.compute_logprobs",
