@@ -50,6 +50,8 @@ def extend_slots(
 class HostPagedAllocator(PagedTokenToKVPoolAllocator):
     """SGLang's paged allocator with its two Triton kernels written in torch."""
 
+    free_pages: torch.Tensor  # i64, page ids
+
     def alloc_extend(
         self,
         prefix_lens,
@@ -80,6 +82,8 @@ class HostPagedAllocator(PagedTokenToKVPoolAllocator):
 
 class DSparkAllocator(SWATokenToKVPoolAllocator):
     """Full and window slots of the V4 pool; page releases reach the state life cycle."""
+
+    free_group: list[torch.Tensor]
 
     def __init__(self, size, size_swa, page_size, dtype, device, kvcache, need_sort):
         self._window_group: list[torch.Tensor] = []

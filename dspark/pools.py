@@ -47,7 +47,8 @@ class WindowPool(BaseSWAKVPool):
 
     def __init__(self, size: int, window_size: int, layers: int, dtype, device: str):
         super().__init__(size, PAGE_TOKENS, dtype, layers, device, False)
-        self.full_to_swa_index_mapping: torch.Tensor | None = None
+        # Registered by SGLang when it builds the allocator, before any forward.
+        self.full_to_swa_index_mapping: torch.Tensor = None  # type: ignore[assignment]
         self.window = [
             _pool(window_size // PAGE_TOKENS, page_stride(PAGE_TOKENS), device)
             for _ in range(layers)
@@ -59,7 +60,6 @@ class WindowPool(BaseSWAKVPool):
         self.full_to_swa_index_mapping = full_to_swa_index_mapping
 
     def translate_loc_from_full_to_swa(self, kv_indices: torch.Tensor) -> torch.Tensor:
-        assert self.full_to_swa_index_mapping is not None
         return self.full_to_swa_index_mapping[kv_indices]
 
     def get_state_buf_infos(self):

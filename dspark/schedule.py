@@ -24,7 +24,8 @@ class VerifyLengths(NamedTuple):
     """Rows per request, the one of the last emitted token included; i32 [R]."""
 
     run: torch.Tensor  # rows the target runs
-    count: torch.Tensor  # rows that may be accepted, <= run
+    # Rows that may be accepted, <= run; hides tuple.count, which nobody needs here.
+    count: torch.Tensor  # type: ignore[assignment]
 
 
 def best_budget(chance: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:

@@ -325,7 +325,7 @@ class DSparkWorker(BaseSpecWorker):
     def _accept(
         self, step: Step, candidates, logits, proposal: Proposal, lengths: VerifyLengths
     ) -> Accept:
-        common = {
+        common: dict[str, Any] = {
             "verify_len": lengths.count,
             "prefix_len": step.prefix,
             "rows_run": lengths.run,

@@ -139,6 +139,8 @@ def _compress_c128(
     caches: LayerCaches,
 ) -> Entries:
     assert w.compressor is not None
+    assert caches.state is not None
+    assert caches.compressed is not None
     c128_compress(
         bf16_linear(x, w.compressor.wkv_gate, out_dtype=torch.float32),
         w.compressor.ape,
@@ -205,6 +207,7 @@ def _select(
         rope,
         meta.pos,
     )
+    assert caches.index is not None
     chosen = index_select(
         query,
         caches.index,

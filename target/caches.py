@@ -18,6 +18,7 @@ class LayerCaches(NamedTuple):
 
     window: torch.Tensor  # [pages, stride] u8, PAGE_TOKENS slots a page
     compressed: torch.Tensor | None = None  # [pages, stride] u8, C4_PER_PAGE or C128_PER_PAGE slots
-    index: torch.Tensor | None = None  # [pages, 64*132] u8, C4 layers only
+    # [pages, 64*132] u8, C4 layers only; hides tuple.index, which nobody needs here
+    index: torch.Tensor | None = None  # type: ignore[assignment]
     state: torch.Tensor | None = None  # [rows, 2048 | 1024] f32 ring of raw (kv, score) rows
     index_state: torch.Tensor | None = None  # [rows, 512] f32, C4 layers only

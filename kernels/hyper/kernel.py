@@ -193,12 +193,13 @@ def _site(x, back, w, scale, base, norm_w, eps_norm, eps_hc, iters):
     """Streams (after writing `back` into them, if given) and MhcPre of a site or of the head."""
     rows, _, hidden = x.shape
     is_site = norm_w is not None
+    put_back = (
+        torch.empty(rows, STREAMS, dtype=torch.float32, device=x.device),
+        torch.empty(rows, STREAMS, STREAMS, dtype=torch.float32, device=x.device),
+    )
     out = MhcPre(
         torch.empty(rows, hidden, dtype=x.dtype, device=x.device),
-        torch.empty(rows, STREAMS, dtype=torch.float32, device=x.device) if is_site else None,
-        torch.empty(rows, STREAMS, STREAMS, dtype=torch.float32, device=x.device)
-        if is_site
-        else None,
+        *(put_back if is_site else (None, None)),  # type: ignore[arg-type]
     )
     f, post, comb = back or (None, None, None)
     streams = x if back is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -319,8 +320,8 @@ def _aot() -> list[AotEntry]:
             f"project[{kind}, {regime}]",
             _project,
             launch,
-            project | given | sizes,
-            constexprs | LAUNCH[launch].constexprs,
+            {**project, **given, **sizes},
+            {**constexprs, **LAUNCH[launch].constexprs},
         )
 
     projections = [
