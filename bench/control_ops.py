@@ -2,21 +2,19 @@
 
     python -m dspark.bench.control_ops [--requests 1 8 64] [--sm89] [--json FILE]
 
-Prints microseconds an op (median of graph replays). Where SGLang is installed, its three-launch
-schedule runs in the same process and the ratio is printed; `--sm89` runs the Ada instruction
-stream on a Hopper card.
+Prints microseconds an op (median of graph replays); `--sm89` runs the Ada instruction stream on a
+Hopper card. `dspark.bench.stock_ops` compares some of them with those of stock SGLang.
 """
 
 import argparse
 import json
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 
+from dspark.bench.graph_time import graph_time
 from dspark.kernels import sm89_on_sm90
 from dspark.kernels.accept import accept_greedy, accept_sampled
 from dspark.kernels.draft import confidence, markov_block
@@ -30,48 +28,19 @@ PAGE, RING_C4, RING_C128, C4_LAYERS, C128_LAYERS = 256, 16, 136, 21, 20
 Case = tuple[str, Callable[[], object]]
 
 
-def graph_time(launch: Callable[[], object], chained: int = 20, repeats: int = 50) -> float:
-    """Median microseconds of one launch in a graph of `chained` of them."""
-    launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(chained):
-            launch()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / chained)
-    return statistics.median(times)
+def timed(launch: Callable[[], object]) -> float:
+    """Microseconds of one launch."""
+    return graph_time(lambda _: launch(), chain=20, repeats=50)
 
 
 def i32(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 
-def schedule_cases(requests: int) -> Iterator[tuple[str, Callable[[], object], int]]:
-    """(name, ours, budget): the budgets of the stock figures."""
+def schedule_cases(requests: int) -> Iterator[Case]:
     for budget in (0, 2 * requests, GAMMA * requests):
         conf = torch.rand(requests, GAMMA, device="cuda")
-        admit = i32(budget)
-        yield f"schedule budget {budget}", partial(schedule, conf, admit), budget
-
-
-def stock_schedule(requests: int, budget: int) -> Callable[[], object] | None:
-    """SGLang's schedule on the same kind of input, or None where it is not installed."""
-    try:
-        from sglang.kernels.ops.speculative.dspark.dspark_schedule import (
-            schedule_verify_lens_topk_triton,
-        )
-    except ImportError:
-        return None
-    conf = torch.rand(requests, GAMMA, device="cuda")
-    config = SimpleNamespace(resolved_max_verify_len=lambda: V, survival_eps=1e-6, min_verify_len=1)
-    return lambda: schedule_verify_lens_topk_triton(confidence=conf, budget=budget, cfg=config)
+        yield f"schedule budget {budget}", partial(schedule, conf, i32(budget))
 
 
 def metadata_cases(requests: int, context: int) -> Iterator[Case]:
@@ -182,26 +151,17 @@ def main() -> None:
 
     figures = []
     for requests in options.requests:
-        for name, launch, budget in schedule_cases(requests):
-            figure = {"op": name, "requests": requests, "us": graph_time(launch)}
-            stock = stock_schedule(requests, budget)
-            if stock is not None:
-                figure["stock_us"] = graph_time(stock)
-            figures.append(figure)
         for cases in (
+            schedule_cases(requests),
             metadata_cases(requests, options.context),
             draft_cases(requests),
             accept_cases(requests) if requests <= 8 else (),
             state_cases(requests),
         ):
             for name, launch in cases:
-                figures.append({"op": name, "requests": requests, "us": graph_time(launch)})
+                figures.append({"op": name, "requests": requests, "us": timed(launch)})
     for figure in figures:
-        line = f"R={figure['requests']:<3} {figure['op']:36} {figure['us']:8.2f} us"
-        if "stock_us" in figure:
-            ratio = figure["stock_us"] / figure["us"]
-            line += f"   stock {figure['stock_us']:6.2f} us, {ratio:.2f}x"
-        print(line)
+        print(f"R={figure['requests']:<3} {figure['op']:36} {figure['us']:8.2f} us")
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"gpu": torch.cuda.get_device_name(), "figures": figures}, file, indent=1)
