@@ -10,7 +10,7 @@ import aiohttp
 
 from dspark.bench.client import Trace, complete
 
-SAMPLE_S = 0.5
+SAMPLE_S = 0.25
 
 
 class Target(NamedTuple):

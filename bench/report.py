@@ -106,7 +106,7 @@ def speed_up_table(record: Record) -> str:
     same = "identical outputs" if record["outputs_identical"] else "outputs not compared"
     rows = [
         [
-            f"{clients} clients, {statistic.replace('_', ' ')}",
+            f"{clients} client{'s' * (clients != '1')}, {statistic.replace('_', ' ')}",
             f"{ratio['geomean']:.2f}x",
             f"{ratio['low']:.2f} to {ratio['high']:.2f}",
             str(ratio["pairs"]),

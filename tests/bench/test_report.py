@@ -93,7 +93,7 @@ def test_tables_come_from_the_record(results):
     text = regenerate(README, results)
     assert "| target-only | 1 | - | 11.0 | 5.5 | - | 20.0 | 100 | 10.0 | 30.0 |" in text
     assert "| DSpark | 1 | - | 21.0 | 10.5 | 2.50 |" in text
-    assert "| 1 clients, decode window | 1.90x | 1.80 to 2.00 | 3 |" in text
+    assert "| 1 client, decode window | 1.90x | 1.80 to 2.00 | 3 |" in text
     assert "code prompts, 8 input and 4 output tokens" in text
     assert "2 cores of Some CPU, no GPU, load average 0.2" in text
     assert "commit 0123456789" in text
@@ -141,11 +141,13 @@ def test_every_marker_of_the_readme_is_known():
     assert (ROOT / "README.md").read_text().count("<!-- bench:") == len(names)
 
 
-def test_medians_ignore_what_is_unknown():
-    assert median_figures([{"a": None, "b": [1.0, 4.0]}, {"a": 2.0, "b": [3.0, 6.0]}]) == {
-        "a": 2.0,
-        "b": [2.0, 5.0],
-    }
+def test_medians_need_most_rounds():
+    rounds = [
+        {"clients": 4, "a": a, "b": None if a else 1.0, "c": [c, 4.0]}
+        for a, c in ((None, 1.0), (2.0, 3.0), (4.0, 5.0))
+    ]
+    # `b` is known in one round of three.
+    assert median_figures(rounds) == {"clients": 4, "a": 3.0, "b": None, "c": [3.0, 4.0]}
     (figures,) = median_levels(pair_record(), "B")
     assert figures["decode_window"] == 21.0
     assert figures["ttft"] == {"p50": 0.1, "p90": 0.2, "p99": 0.3}
