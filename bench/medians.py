@@ -12,7 +12,7 @@ def median_levels(record: Mapping[str, Any], arm: str) -> list[dict[str, Any]]:
 
 
 def median_figures(levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians field by field; lists and percentiles element by element; None where most are unknown."""
+    """Field by field, lists and percentiles element by element; None where most are unknown."""
     return {name: _median([level[name] for level in levels]) for name in levels[0]}
 
 
