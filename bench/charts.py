@@ -30,6 +30,7 @@ def throughput(record: Record, axes: Any) -> None:
         if clients and clients[0] == 1:
             single = levels[0]["decode_window"]
             axes.plot(clients, [c * single for c in clients], ":", color=colour, linewidth=1)
+        axes.set_xticks(clients)
     axes.set_xlabel("clients (dotted: linear in the first)")
     axes.set_ylabel("tokens/s while all decode")
     axes.set_ylim(bottom=0)
