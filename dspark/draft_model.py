@@ -15,7 +15,7 @@ from dspark.kernels.linear import Bf16Weight, bf16_linear, fp8_linear, rms_norm
 from dspark.kernels.qkv import kv_norm_rope_store
 from dspark.kernels.step import DraftMeta
 from dspark.target.attention import WindowRows, attend
-from dspark.target.block import block, collapse_streams
+from dspark.target.block import Site, block_sites, collapse_streams, through_sites
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
 from dspark.target.model import embed_streams
@@ -93,7 +93,7 @@ def run_block(
         group: tensor-parallel process group or None.
     """
     rows = WindowRows(meta.pos, meta.swa_loc, meta.idx, meta.len)
-    streams = embed_streams(embedded)
+    sites: list[Site] = []
     for stage, cache in zip(w.blocks, caches, strict=True):
 
         def attention(x, attn: AttentionWeights = stage.attn, cache: LayerCaches = cache):
@@ -101,7 +101,8 @@ def run_block(
             # Stores the whole block before it attends, so every row sees every row.
             return attend(x, latent, attn, config, rope, rows, cache)
 
-        streams = block(streams, token_ids, stage, config, group, attention)
+        sites.extend(block_sites(token_ids, stage, config, attention))
+    *_, streams = through_sites(embed_streams(embedded), sites, config, group)
     hidden = collapse_streams(streams, w.hc_head, config)
     normed = rms_norm(hidden, w.norm, config.rms_norm_eps)
     return DraftOutput(hidden, bf16_linear(normed, head, out_dtype=torch.float32))

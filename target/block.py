@@ -1,11 +1,17 @@
-"""One transformer block around its two hyper-connection sites."""
+"""Transformer blocks as what they are here: a chain of hyper-connection sites.
 
-from collections.abc import Callable
+A site mixes the four residual streams into one input, runs a sublayer on it and spreads the output
+back over the streams. A block is two sites, attention and experts. Spreading at one site and
+mixing at the next touch the same streams, so they are one op.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from dspark.kernels.collective import tp_sum
-from dspark.kernels.hyper import mhc_head, mhc_post, mhc_pre
+from dspark.kernels.hyper import mhc_head, mhc_post, mhc_post_pre, mhc_pre
 from dspark.target.config import ModelConfig
 from dspark.target.moe import moe
 from dspark.target.weights import BlockWeights, HyperSite
@@ -13,45 +19,49 @@ from dspark.target.weights import BlockWeights, HyperSite
 Sublayer = Callable[[torch.Tensor], torch.Tensor]  # [T, hidden] -> [T, hidden] rank partial
 
 
-def hyper_site(
-    streams: torch.Tensor,
-    site: HyperSite,
-    norm: torch.Tensor,
-    config: ModelConfig,
-    group,
-    sublayer: Sublayer,
-) -> torch.Tensor:
-    """Mix the four residual streams into one input, run `sublayer`, spread its output back.
+class Site(NamedTuple):
+    mix: HyperSite
+    norm: torch.Tensor  # [hidden] weight of the norm before the sublayer
+    sublayer: Sublayer
+
+
+def block_sites(
+    token_ids: torch.Tensor, w: BlockWeights, config: ModelConfig, attention: Sublayer
+) -> tuple[Site, Site]:
+    """The two sites of one block; target and draft differ only in `attention`."""
+    return (
+        Site(w.hc_attn, w.attn_norm, attention),
+        Site(w.hc_ffn, w.ffn_norm, lambda x: moe(x, token_ids, w.moe, config)),
+    )
+
+
+def through_sites(
+    streams: torch.Tensor, sites: Sequence[Site], config: ModelConfig, group
+) -> Iterator[torch.Tensor]:
+    """Run `sites` in order; yields the streams [T, 4, hidden] after each.
 
     `group` is the tensor-parallel process group, or None on one rank.
     """
-    pre = mhc_pre(
-        streams,
-        site.fn,
-        site.scale,
-        site.base,
-        norm,
-        config.rms_norm_eps,
-        config.hc_eps,
-        config.hc_sinkhorn_iters,
-    )
-    out = tp_sum(sublayer(pre.y), group)
-    return mhc_post(out, streams, pre.post, pre.comb)
 
+    def mixing(site: Site):
+        return (
+            site.mix.fn,
+            site.mix.scale,
+            site.mix.base,
+            site.norm,
+            config.rms_norm_eps,
+            config.hc_eps,
+            config.hc_sinkhorn_iters,
+        )
 
-def block(
-    streams: torch.Tensor,
-    token_ids: torch.Tensor,
-    w: BlockWeights,
-    config: ModelConfig,
-    group,
-    attention: Sublayer,
-) -> torch.Tensor:
-    """[T, 4, hidden] -> [T, 4, hidden]; target and draft differ only in `attention`."""
-    streams = hyper_site(streams, w.hc_attn, w.attn_norm, config, group, attention)
-    return hyper_site(
-        streams, w.hc_ffn, w.ffn_norm, config, group, lambda x: moe(x, token_ids, w.moe, config)
-    )
+    pre = mhc_pre(streams, *mixing(sites[0]))
+    for site, following in zip(sites, [*sites[1:], None], strict=True):
+        out = tp_sum(site.sublayer(pre.y), group)
+        if following is None:
+            streams = mhc_post(out, streams, pre.post, pre.comb)
+        else:
+            streams, pre = mhc_post_pre(out, streams, pre.post, pre.comb, *mixing(following))
+        yield streams
 
 
 def collapse_streams(streams: torch.Tensor, head: HyperSite, config: ModelConfig) -> torch.Tensor:

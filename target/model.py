@@ -11,7 +11,7 @@ from dspark.kernels.hyper import stream_mean
 from dspark.kernels.linear import bf16_linear, rms_norm
 from dspark.kernels.step import StepMeta
 from dspark.target.attention import attention
-from dspark.target.block import block, collapse_streams
+from dspark.target.block import Site, block_sites, collapse_streams, through_sites
 from dspark.target.caches import LayerCaches
 from dspark.target.config import ModelConfig
 from dspark.target.rope import rope_table
@@ -68,7 +68,7 @@ def run_layers(
         group: tensor-parallel process group or None.
         few_rows: every request is short enough for `dspark.kernels.compress.few_rows`.
     """
-    captures = []
+    sites: list[Site] = []
     for layer, weights in enumerate(w.blocks):
         ratio = config.compress_ratios[layer]
         rope, cache = tables.of(ratio), caches[layer]
@@ -76,8 +76,11 @@ def run_layers(
         def attend(x, attn=weights.attn, ratio=ratio, rope=rope, cache=cache):
             return attention(x, attn, ratio, config, rope, meta, cache, few_rows)
 
-        streams = block(streams, token_ids, weights, config, group, attend)
-        if layer in capture_layers:
+        sites.extend(block_sites(token_ids, weights, config, attend))
+    captures = []
+    for done, after in enumerate(through_sites(streams, sites, config, group), start=1):
+        streams = after
+        if done % 2 == 0 and done // 2 - 1 in capture_layers:  # both sites of the layer have run
             captures.append(stream_mean(streams))
     hidden = rms_norm(collapse_streams(streams, w.hc_head, config), w.norm, config.rms_norm_eps)
     return TargetOutput(hidden, captures)
