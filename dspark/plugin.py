@@ -116,6 +116,17 @@ def reserve_draft_block(original, server_args=None):
     return max(reserved, arguments.draft_block_size(args))
 
 
+def draft_at_trained_width(original, algorithm, num_draft_tokens, is_draft_worker):
+    """Rows of a request in a captured graph; a draft block is never narrower than trained."""
+    rows = original(algorithm, num_draft_tokens, is_draft_worker)
+    if not (algorithm.is_dspark() and is_draft_worker):
+        return rows
+    from sglang.srt.runtime_context import get_server_args
+
+    args = get_server_args()
+    return arguments.draft_block_size(args) if arguments.is_deepseek_v4(args) else rows
+
+
 def allow_logprobs(original, req, enable_overlap):
     """SGLang refuses log probabilities for this family of drafts; our worker returns them."""
     from sglang.srt.runtime_context import get_server_args
@@ -199,6 +210,9 @@ HOOKS: dict[str, Callable] = {
     "managers.overlap_utils.FutureMap._resolve_spec_extras": bonus_tokens_without_stream,
     "configs.update_config.adjust_config_with_unaligned_cpu_tp": keep_head_counts,
     "mem_cache.allocation_sizing.get_alloc_len_per_decode": reserve_draft_block,
+    "speculative.spec_info.SpeculativeAlgorithm.get_num_tokens_per_req_for_target_verify": (
+        draft_at_trained_width
+    ),
     "speculative.dflash_utils.validate_dflash_request": allow_logprobs,
     "managers.schedule_batch.Req.update_finish_state": finish_in_token_order,
     "managers.scheduler.Scheduler.get_internal_state": add_dspark_section,

@@ -151,6 +151,11 @@ SEAMS = (
         Use.HOOK,
         ("self", "server_args"),
     ),
+    Seam(
+        "speculative.spec_info.SpeculativeAlgorithm.get_num_tokens_per_req_for_target_verify",
+        Use.HOOK,
+        ("self", "num_draft_tokens", "is_draft_worker"),
+    ),
     Seam("speculative.base_spec_worker.BaseSpecWorker.alloc_memory_pool", Use.BASE),
     Seam(
         "speculative.draft_worker_common.build_draft_tp_worker",

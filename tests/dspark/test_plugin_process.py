@@ -65,9 +65,10 @@ runtime_context.get_server_args = lambda: args
 calls += [
     plugin.allow_logprobs(original, None, True),
     plugin.finish_in_token_order(original, None),
+    plugin.draft_at_trained_width(original, algorithm, 6, True),
 ]
-assert calls == [None] + ["stock"] * 13, calls
-assert len(asked) == 14, asked
+assert calls == [None] + ["stock"] * 14, calls
+assert len(asked) == 15, asked
 print("INERT")
 """
 

@@ -1,0 +1,114 @@
+"""The same tokens under every way to run the server: overlap off, other depths, two ranks,
+whole prompts, retraction, capped acceptance, no clearing, a small window pool."""
+
+import pytest
+from serving.prompts import MIXED, prompt
+from serving.test_dspark_identity import FORCED, TOKENS
+from serving.test_target_only import CHUNKED, RETRACTING, WHOLE, ids, wait_idle
+
+DSPARK = ("--speculative-algorithm", "DSpark")
+PROMPTS = list(MIXED.values())
+
+
+@pytest.fixture(scope="module")
+def truth(serving):
+    return ids(serving(CHUNKED).generate_batch(PROMPTS, TOKENS))
+
+
+def check(server, truth, kinds=("oracle", "wrong", None, "wrong@1")):
+    """Drafts of several kinds at once."""
+    parameters = []
+    for i, right in enumerate(truth):
+        kind = kinds[i % len(kinds)]
+        wish = {} if kind is None else {"custom_params": {"draft": kind, "continuation": right}}
+        parameters.append({"temperature": 0, "ignore_eos": True, "max_new_tokens": TOKENS} | wish)
+    answers = server.request("/generate", {"input_ids": PROMPTS, "sampling_params": parameters})
+    assert [a["output_ids"] for a in answers] == truth
+    wait_idle(server)
+    assert "Traceback" not in server.log()
+    return answers
+
+
+def test_without_overlap(serving, truth):
+    server = serving((*CHUNKED, *DSPARK, "--disable-overlap-schedule"), FORCED)
+    check(server, truth)
+
+
+@pytest.mark.parametrize(
+    "depth", [3, *(pytest.param(d, marks=pytest.mark.deep) for d in (1, 2, 4))]
+)
+def test_fewer_drafts_than_the_block_holds(serving, truth, depth):
+    """The block is drafted at its trained width; only `depth` drafts are verified."""
+    flags = (*CHUNKED, *DSPARK, "--speculative-dspark-block-size", str(depth))
+    server = serving(flags, FORCED)
+    answers = check(server, truth)
+    section = server.info()["internal_states"][0]["dspark"]
+    assert (section["depth"], section["block_size"]) == (depth, 5)
+    longest = max(a["meta_info"]["spec_accept_length"] for a in answers)
+    assert depth < longest <= depth + 1
+
+
+def test_whole_prompts_without_prefix_cache_while_retracting(serving, truth):
+    check(serving((*WHOLE, *DSPARK), (*FORCED, *RETRACTING)), truth)
+
+
+def test_two_ranks(serving):
+    """Ranks agree on tokens, lengths and budgets; the two-rank target is the truth here."""
+    flags = (*CHUNKED, "--tp-size", "2")
+    truth = ids(serving(flags, preset="tiny-tp2").generate_batch(PROMPTS, TOKENS))
+    server = serving((*flags, *DSPARK), FORCED, preset="tiny-tp2")
+    check(server, truth)
+    sampled = {"temperature": 3.0, "sampling_seed": 7, "top_k": 40}
+    alone = server.generate(PROMPTS[1], TOKENS, **sampled).ids
+    assert server.generate_batch(PROMPTS, TOKENS, **sampled)[1].ids == alone
+
+
+@pytest.mark.deep
+def test_capped_acceptance_and_rejected_rows_kept(serving, truth):
+    env = (
+        ("DSPARK_FORCED_DRAFTS", "1"),
+        ("DSPARK_VERIFY", "cap-accept"),
+        ("DSPARK_VERIFY_BUDGET", "11"),
+        ("DSPARK_KEEP_REJECTED", "1"),
+    )
+    server = serving((*CHUNKED, *DSPARK), env)
+    check(server, truth)
+    section = server.info()["internal_states"][0]["dspark"]
+    assert section["verify_mode"] == "cap-accept"
+    assert not section["clears_rejected_state"]
+
+
+@pytest.mark.deep
+def test_window_pages_return_while_a_request_decodes(serving):
+    """1,800 tokens in a window pool of a few pages: it must be reused over and over."""
+    small = ("--max-total-tokens", "4096", "--swa-full-tokens-ratio", "0.1")
+    limits = (*CHUNKED, *small, "--max-running-requests", "1")
+    start = prompt(100, seed=77)
+    truth = serving(limits).generate(start, 1800).ids
+    server = serving((*limits, *DSPARK), FORCED)
+    wish = {"custom_params": {"draft": "oracle", "continuation": truth}}
+    assert server.generate(start, 1800, **wish).ids == truth
+    assert server.generate(start, 1800).ids == truth
+    assert wait_idle(server)["num_used_tokens"] == 0
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("acceptance", ["high", "medium"])
+def test_800_tokens_of_8_prompts(serving, acceptance):
+    """The model's own drafts at both acceptance settings, then every forced kind."""
+    flags = (*CHUNKED, "--max-total-tokens", "16384")
+    truth = ids(serving(flags, acceptance=acceptance).generate_batch(PROMPTS, 800))
+    server = serving((*flags, *DSPARK), FORCED, acceptance=acceptance)
+    assert ids(server.generate_batch(PROMPTS, 800)) == truth
+    for kind in ("oracle", "wrong", "random", "wrong@3"):
+        parameters = [
+            {
+                "temperature": 0,
+                "ignore_eos": True,
+                "max_new_tokens": 800,
+                "custom_params": {"draft": kind, "continuation": right},
+            }
+            for right in truth
+        ]
+        body = {"input_ids": PROMPTS, "sampling_params": parameters}
+        assert [a["output_ids"] for a in server.request("/generate", body, 3600)] == truth, kind
