@@ -18,6 +18,14 @@ COMMANDS = {
         "dspark.target.checkpoint.make:main",
         "write a small checkpoint in the official format",
     ),
+    "fit-confidence": (
+        "dspark.fit_confidence:main",
+        "calibrate the draft's confidence on what a server has verified",
+    ),
+    "profile-steps": (
+        "dspark.profile_steps:main",
+        "measure what a step costs by the rows it verifies",
+    ),
     "demo": ("dspark.demo:main", "serve a small model on this machine and stream two completions"),
     "bench": ("dspark.bench.cli:main", "measure servers and kernels, compare outputs"),
 }

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from dspark import sps, sts
+from dspark import fit_confidence, profile_steps, sps, sts
 from dspark.errors import UsageError
 from dspark.kernels.schedule.reference import survival
 from dspark.schedule import Mode, VerifyScheduler, best_budget
@@ -233,3 +233,41 @@ def test_settings_reach_the_scheduler(monkeypatch, tmp_path):
     assert made.mode is Mode.CAP_ACCEPT
     assert made.rate.tolist() == [2.0] * 9
     assert made.forced_rows == 3
+
+
+# Commands.
+
+
+def test_fit_confidence_writes_a_calibration(tmp_path, capsys):
+    z, accepted = overconfident(500)
+    sts.SampleFile(tmp_path / "samples.jsonl").add(z, accepted)
+    done = fit_confidence.main([str(tmp_path / "samples.jsonl"), str(tmp_path / "sts.json")])
+    assert done == 0
+    assert sts.load(tmp_path / "sts.json", gamma=5).num_samples == 500
+    assert "500 blocks" in capsys.readouterr().out
+
+
+def test_fit_confidence_names_a_missing_file(tmp_path, capsys):
+    assert fit_confidence.main([str(tmp_path / "none"), str(tmp_path / "sts.json")]) == 1
+    assert "Cannot read" in capsys.readouterr().err
+
+
+def test_step_times_are_differences_of_a_short_and_a_long_run():
+    """A machine whose step takes 10 ms plus 1 ms a row, and whose batches cost 3 s to begin."""
+    now, share = 0.0, 1.0
+
+    def run(requests, steps):
+        nonlocal now
+        rows = profile_steps.rows_verified(requests, share, depth=5)
+        now += 3 + steps * (0.010 + 0.001 * rows)
+
+    def set_share(value):
+        nonlocal share
+        share = value
+
+    seconds = profile_steps.measure(run, set_share, [1, 4], 5, 16, 3, clock=lambda: now)
+    assert sorted(seconds) == [1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24]
+    for rows, times in seconds.items():
+        assert times == pytest.approx([0.010 + 0.001 * rows] * len(times))
+    cost = sps.from_samples(seconds)
+    assert cost.steps_per_second[0] == pytest.approx(1 / 0.011)
