@@ -202,7 +202,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "exact-h200": ("exact-h200.json", exact_table),
     "stock-ops-h200": ("stock-ops-h200.json", stock_table),
     "step-h200": ("stock-ops-h200.json", step_table),
-    "tune-schedule-h200": ("tune-schedule-h200/session.json", tuner_table),
+    "tune-schedule-h200": ("h200-tune-schedule/session.json", tuner_table),
 }
 
 

@@ -223,22 +223,28 @@ class Session:
         for case_name in order:
             if case_name in samples:
                 continue  # measured before the session was resumed
-            case = self.cases[case_name]
-            arms = (self.op.incumbent(), config)
-            a, b = timing.capture_arms(self.op, arms, case, self.device)
-            if not same_bits(a.output, b.output):
-                return Parity("tolerance", f"{case_name}: other bits than the incumbent")
-            if clock is None:
-                clock = timing.busy_clock(a, self.device)
+            fresh: list[timing.Sample] = []
             orders = balanced_orders(options.seed, self.op.name, case_name, name, options.iters)
-            fresh = list(
-                timing.sample_pairs(
-                    a, b, orders, options.warmup, options.timing_min_ms, options.timing_max_ms
-                )
+            pairs = list(enumerate(orders))
+            graphs = timing.builds(
+                self.op, self.op.incumbent(), config, self.cases[case_name], self.device
             )
+            for build, (a, b) in enumerate(graphs):
+                if not same_bits(a.output, b.output):
+                    return Parity("tolerance", f"{case_name}: other bits than the incumbent")
+                if clock is None:
+                    clock = timing.busy_clock(a, self.device)
+                fresh += timing.sample_pairs(
+                    a,
+                    b,
+                    pairs[build :: timing.BUILDS],
+                    -(-options.warmup // timing.BUILDS),
+                    options.timing_min_ms,
+                    options.timing_max_ms,
+                )
+                last = a
             samples[case_name] = fresh
             records.append_samples(self.pairs_file, name, case_name, fresh)
-            last = a
         if clock is not None:
             after = timing.busy_clock(last, self.device)
             self.env["clocks_before"] = self.env["clocks_before"] or clock
@@ -315,15 +321,14 @@ def _aot_json(fit: Fit) -> dict[str, int]:
 
 def _case_json(case: str, samples: Sequence[timing.Sample], speedup: float) -> dict[str, Any]:
     """`mean_ms_*`: of one launch."""
-    inner = samples[0].inner
     logs = [statistics.log_ratio(s.ms_a, s.ms_b) for s in samples]
     low = math.exp(fmean(logs) - statistics.t_margin(logs))
     return {
         "case": case,
         "n_pairs": len(samples),
-        "inner": inner,
-        "mean_ms_a": sum(s.ms_a for s in samples) / len(samples) / inner,
-        "mean_ms_b": sum(s.ms_b for s in samples) / len(samples) / inner,
+        "inner": samples[0].inner,
+        "mean_ms_a": fmean(s.ms_a / s.inner for s in samples),
+        "mean_ms_b": fmean(s.ms_b / s.inner for s in samples),
         "speedup": speedup,
         "ci95_low": low,
     }

@@ -11,7 +11,10 @@ from dspark.bench.tune.op import Case, Launch, TunedOp, configured
 from dspark.kernels.plan import LaunchConfig
 
 CHAIN = 128  # launches a graph holds at least, so that the gap between replays does not count
-MOST_COPIES = 512
+MOST_COPIES, FEW_COPIES = 512, 16
+# Of two identical graphs on a Hopper card, the one captured second took 1 to 5 % longer for a
+# kernel of one microsecond. So every case captures both arms anew several times, in turn AB and BA.
+BUILDS = 4
 
 
 class Sample(NamedTuple):
@@ -31,18 +34,29 @@ class Graph(NamedTuple):
 
 
 def copies_for(case: Case, device: torch.device) -> int:
-    """Enough inputs that a full round touches twice the L2 cache, up to a bound."""
+    """Enough inputs that a full round touches twice the L2 cache.
+
+    Inputs too small for that are in the cache in a real step as well.
+    """
     cache = torch.cuda.get_device_properties(device).L2_cache_size
-    return min(MOST_COPIES, 2 * cache // max(case.moved, 1) + 1)
+    copies = 2 * cache // max(case.moved, 1) + 1
+    return copies if copies <= MOST_COPIES else FEW_COPIES
 
 
-def capture_arms(
-    op: TunedOp, configs: Sequence[LaunchConfig], case: Case, device: torch.device
-) -> list[Graph]:
-    """One graph a configuration, all on the same inputs, so that placement favours none."""
+def builds(
+    op: TunedOp, incumbent: LaunchConfig, candidate: LaunchConfig, case: Case, device: torch.device
+) -> Iterator[tuple[Graph, Graph]]:
+    """(incumbent, candidate) graphs on the same inputs, captured in alternating order."""
     copies = copies_for(case, device)
     launch = case.build(device, copies)
-    return [capture(op, config, launch, copies, device) for config in configs]
+    for build in range(BUILDS):
+        if build % 2 == 0:
+            a = capture(op, incumbent, launch, copies, device)
+            b = capture(op, candidate, launch, copies, device)
+        else:
+            b = capture(op, candidate, launch, copies, device)
+            a = capture(op, incumbent, launch, copies, device)
+        yield a, b
 
 
 def capture(
@@ -85,14 +99,19 @@ def calibrate(arms: Sequence[Graph], min_ms: float, max_ms: float) -> int:
 
 
 def sample_pairs(
-    a: Graph, b: Graph, orders: Sequence[str], warmup: int, min_ms: float, max_ms: float
+    a: Graph,
+    b: Graph,
+    pairs: Sequence[tuple[int, str]],
+    warmup: int,
+    min_ms: float,
+    max_ms: float,
 ) -> Iterator[Sample]:
-    """`warmup` discarded pairs, then one sample for each order."""
+    """`warmup` discarded pairs, then one sample for each (pair number, order)."""
     replays = calibrate((a, b), min_ms, max_ms)
     for _ in range(warmup):
         milliseconds(a, replays)
         milliseconds(b, replays)
-    for pair, order in enumerate(orders):
+    for pair, order in pairs:
         times = {arm: milliseconds(a if arm == "A" else b, replays) for arm in order}
         yield Sample(pair, order, replays * a.launches, times["A"], times["B"])
 

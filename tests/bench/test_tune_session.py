@@ -53,21 +53,21 @@ def tune(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "fits", fits)
 
     def run(speed, confirmed=True, noise=0.01, folder="out", options=(), drift=0.0):
-        def capture_arms(op, configs, case, device):
-            arms = []
-            for config in configs:
-                with configured(op, config):
-                    output = case.build(device, 1)(0)
-                arms.append(SimpleNamespace(config=config, output=output))
-            return arms
+        def graph(op, config, case, device):
+            with configured(op, config):
+                return SimpleNamespace(config=config, output=case.build(device, 1)(0))
 
-        def sample_pairs(a, b, orders, *_):
+        def builds(op, incumbent, candidate, case, device):
+            for _ in range(timing.BUILDS):
+                yield tuple(graph(op, config, case, device) for config in (incumbent, candidate))
+
+        def sample_pairs(a, b, pairs, *_):
             gain = speed.get(b.config.num_warps, 1.0)
-            for pair, order in enumerate(orders):
+            for pair, order in pairs:
                 ms = 10 * (1 + noise) ** (1 if pair % 2 else -1)
                 yield timing.Sample(pair, order, 100, ms * (1 + drift), 10 / gain)
 
-        monkeypatch.setattr(timing, "capture_arms", capture_arms)
+        monkeypatch.setattr(timing, "builds", builds)
         monkeypatch.setattr(timing, "sample_pairs", sample_pairs)
         argv = ["--output", str(tmp_path / folder), "--iters", "10", "--device", "cpu"]
         made = session.Session(PROGRAM, invented_op(), parse(PROGRAM, [*argv, *options]))
