@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -35,15 +36,20 @@ def describe(flags: list[str] | None = None) -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """This process's command, as one would type it."""
+    """This process's command, as one would type it, without the folders of absolute paths."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    program = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
-    return shlex.join([*program, *sys.argv[1:]])
+    program = ["python", "-m", spec.name] if spec else [sys.argv[0]]
+    words = [*program, *sys.argv[1:]]
+    return shlex.join(Path(word).name if word.startswith("/") else word for word in words)
 
 
 def source(checkout: Path) -> dict[str, Any]:
-    """Commit of a checkout and whether tracked files differ from it; None outside of git."""
+    """Commit of a checkout and whether tracked files differ from it; None outside of git.
+
+    A copy without its git folder can be given its commit as DSPARK_COMMIT.
+    """
     commit = _output("git", "-C", str(checkout), "rev-parse", "HEAD")
+    commit = commit or os.environ.get("DSPARK_COMMIT")
     changes = _output("git", "-C", str(checkout), "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
@@ -78,7 +84,8 @@ def gpus() -> list[dict[str, str]]:
 
 def p2p() -> str | None:
     """Which pairs of cards may read each other's memory, as the driver prints it."""
-    return _output("nvidia-smi", "topo", "-p2p", "r")
+    text = _output("nvidia-smi", "topo", "-p2p", "r")
+    return text and re.sub(r"\x1b\[[0-9;]*m", "", text)  # it underlines even into a pipe
 
 
 def _output(*command: str) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.bench.medians import median_levels
-from dspark.bench.table import number
+from dspark.bench.table import counted, number
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = Path("bench/results")
@@ -31,10 +31,6 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     """A table whose first column is text and whose others are figures."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
 
 
 def machine(environment: Record) -> str:
@@ -106,7 +102,7 @@ def speed_up_table(record: Record) -> str:
     same = "identical outputs" if record["outputs_identical"] else "outputs not compared"
     rows = [
         [
-            f"{clients} client{'s' * (clients != '1')}, {statistic.replace('_', ' ')}",
+            f"{counted(int(clients), 'client')}, {statistic.replace('_', ' ')}",
             f"{ratio['geomean']:.2f}x",
             f"{ratio['low']:.2f} to {ratio['high']:.2f}",
             str(ratio["pairs"]),
@@ -131,41 +127,55 @@ def exact_table(record: Record) -> str:
 
 
 def stock_table(record: Record) -> str:
+    """Both times, and the rate at which ours moves the bytes it must."""
     rows = []
     for figure in record["figures"]:
-        ours, stock = figure["us"], figure["stock_us"]
+        ours, stock, moved = figure["us"], figure["stock_us"], figure["bytes"]
         rows.append(
             [
                 f"{figure['op']}, {figure['case']}",
                 number(ours),
                 number(stock),
                 f"{stock / ours:.1f}x" if ours and stock else "-",
-                percent(figure["share_of_copy_bandwidth"]),
+                number(moved / ours / 1e3, 0) if ours and moved else "-",
             ]
         )
-    header = ["op", "ours us", "stock us", "stock / ours", "of copy bandwidth"]
+    header = ["op", "ours us", "stock us", "stock / ours", "ours GB/s"]
     code = "sm_89 code generation on this card" if record["sm89"] else "native code generation"
-    return (
-        f"{caption(record)} {code}; medians inside CUDA graphs; copy "
-        f"{record['copy_bandwidth'] / 1e12:.2f} TB/s.\n\n{markdown(header, rows)}"
-    )
+    return f"{caption(record)} Medians inside CUDA graphs, {code}.\n\n{markdown(header, rows)}"
 
 
 def step_table(record: Record) -> str:
+    """Kernels timed alone and added up, by part of the model."""
     step = record["step"]
-    parts: dict[str, list[float]] = {}
+    parts: dict[str, float] = {}
     for op in step["ops"]:
-        total = parts.setdefault(op["part"], [0.0, 0.0])
-        total[0] += op["step_us"] / 1e3
-        total[1] += op["floor_us"] / 1e3
-    rows = [[part, number(ms, 2), number(floor, 2)] for part, (ms, floor) in parts.items()]
-    rows.append(["**all**", number(step["total_us"], 2, 1e-3), number(step["floor_us"], 2, 1e-3)])
-    header = [
-        f"one decode step, {step['rows']} row, context {step['context']}",
-        "ms",
-        "bytes alone ms",
-    ]
+        parts[op["part"]] = parts.get(op["part"], 0.0) + op["step_us"]
+    parts["**all**"] = step["total_us"]
+    rows = [[part, number(us, 2, 1e-3)] for part, us in parts.items()]
+    header = [f"ops of one step of one of eight ranks, {counted(step['rows'], 'row')}", "ms"]
     return markdown(header, rows)
+
+
+def decode_step_table(record: Record) -> str:
+    """Whole layers in one graph, and the 43 layers of Flash added up from them."""
+    rows = []
+    for step in record["steps"]:
+        layers = [step["layer"][f"ratio {ratio}"] for ratio in (0, 4, 128)]
+        whole = step["flash_43_layers_and_head"]
+        rows.append(
+            [
+                f"{counted(step['rows'], 'row')}, context {step['context']}",
+                *(number(layer["microseconds"], 0) for layer in layers),
+                number(whole["microseconds"], 2, 1e-3),
+                str(whole["triton_launches"]),
+            ]
+        )
+    header = [
+        "one step of one of eight ranks, no collectives", "window layer us", "C4 layer us",
+        "C128 layer us", "43 layers and head ms", "Triton launches",
+    ]  # fmt: skip
+    return f"{caption(record)}\n\n{markdown(header, rows)}"
 
 
 def tuner_table(record: Record) -> str:
@@ -201,6 +211,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "exact-cpu": ("exact-cpu.json", exact_table),
     "exact-h200": ("exact-h200.json", exact_table),
     "stock-ops-h200": ("stock-ops-h200.json", stock_table),
+    "decode-step-h200": ("decode-step-h200.json", decode_step_table),
     "step-h200": ("stock-ops-h200.json", step_table),
     "tune-schedule-h200": ("h200-tune-schedule/session.json", tuner_table),
 }

@@ -11,6 +11,7 @@ import torch
 
 from dspark.bench import kv_ops
 from dspark.bench.graph_time import Launch, copies_for, graph_time
+from dspark.bench.table import counted
 from dspark.bench.tune import moe as moe_inputs
 from dspark.bench.tune.fp8_linear import random_weight
 from dspark.bench.tune.op import seeded
@@ -184,7 +185,9 @@ def decode_step(bandwidth: float, rows: int = 1, context: int = 8192) -> dict[st
 
 
 def print_step(step: Mapping[str, Any]) -> None:
-    print(f"\nOne decode step of one rank, {step['rows']} row(s), context {step['context']}:")
+    print(
+        f"\nOne decode step of one rank, {counted(step['rows'], 'row')}, context {step['context']}:"
+    )
     for op in step["ops"]:
         print(
             f"  {op['op']:24} {op['calls']:3} x {op['us']:7.2f} us = {op['step_us'] / 1e3:6.3f} ms"

@@ -22,6 +22,7 @@ import torch
 
 from dspark.bench import environment
 from dspark.bench.graph_time import Launch, copies_for, copy_bandwidth, eager_time, graph_time
+from dspark.bench.table import counted
 from dspark.bench.tune import moe as moe_inputs
 from dspark.bench.tune.attention_inputs import SLOT_BYTES, Inputs, Shape, make
 from dspark.bench.tune.fp8_linear import MATRICES, random_weight
@@ -58,7 +59,7 @@ def schedules() -> Iterator[Comparison]:
             admit = torch.tensor([budget], dtype=torch.int32, device=CUDA)
             yield Comparison(
                 "verify schedule",
-                f"{requests} requests, {label}",
+                f"{counted(requests, 'request')}, {label}",
                 lambda _, c=confidence, a=admit: schedule(c, a),
                 partial(_stock_schedule, confidence, budget),
                 "three Triton launches",
@@ -85,7 +86,7 @@ def sparse_decode() -> Iterator[Comparison]:
         inputs = make(Shape(rows, 8, 128, 512, 512), CUDA, copies, seed=rows)
         yield Comparison(
             "sparse attention",
-            f"{rows} rows",
+            counted(rows, "row"),
             lambda i, p=inputs: mla_sparse(*p.arguments(i)),
             partial(_stock_sparse, inputs),
             "SM120 Triton fallback",
@@ -140,7 +141,7 @@ def indexers() -> Iterator[Comparison]:
         length = torch.full((rows,), entries, dtype=torch.int32, device=CUDA)
         yield Comparison(
             "index scores and top 512",
-            f"{rows} rows, context {context}",
+            f"{counted(rows, 'row')}, context {context}",
             partial(_our_index, query, pool, table, owner, length, entries),
             partial(_stock_index, query, pool, table, length, entries),
             "torch fallback",
@@ -180,7 +181,7 @@ def linears() -> Iterator[Comparison]:
             x = torch.randn(rows, k, device=CUDA, generator=random).bfloat16()
             yield Comparison(
                 "FP8 linear",
-                f"{name} {outputs}x{k}, {rows} rows",
+                f"{name} {outputs}x{k}, {counted(rows, 'row')}",
                 lambda i, x=x, w=weights: fp8_linear(x, w[i]),
                 partial(_stock_linear, x, weights),
                 "w8a8_block_fp8 Triton GEMM, activation quantised beforehand",
@@ -208,7 +209,7 @@ def cleanups() -> Iterator[Comparison]:
         verify = torch.full((requests,), VERIFY, dtype=torch.int32, device=CUDA)
         yield Comparison(
             "C128 rollback of 20 layers",
-            f"{requests} requests",
+            counted(requests, "request"),
             partial(_our_cleanup, state, slot, length, commit, verify),
             partial(_stock_cleanup, state, slot, length, commit),
             "one Triton launch a layer",
@@ -242,7 +243,7 @@ def experts() -> Iterator[Comparison]:
         hit = sum(route.experts.unique().numel() for route in routes) / copies
         yield Comparison(
             "MXFP4 experts",
-            f"{rows} rows, {hit:.0f} experts",
+            f"{counted(rows, 'row')}, {hit:.0f} experts",
             lambda i, x=x, r=routes: moe_mxfp4(x, weights, r[i], moe_inputs.LIMIT, None),
             None,
             copies=copies,

@@ -16,3 +16,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in [header, *rows]
     ]
     return "\n".join(lines)
+
+
+def counted(count: int, noun: str) -> str:
+    """As in "1 row" and "2 rows"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
