@@ -345,6 +345,10 @@ def default_environment(server_args, on_cpu: bool) -> dict[str, str]:
     if server_args.speculative_algorithm is not None:
         # In steps, each of which may commit a whole block: the stock 128 would hold back pages.
         variables["SGLANG_SWA_EVICTION_INTERVAL"] = "16"
+    if not on_cpu:
+        # Our captured graphs read the token tables while they replay; SGLang would otherwise let
+        # the scheduler rewrite those as soon as a replay has begun.
+        variables["SGLANG_FORCE_COARSE_WAR_BARRIER"] = "1"
     if on_cpu:
         # There is no CUDA state to dump after a crash; waiting for it takes a minute.
         variables["SGLANG_CUDA_COREDUMP_BEFORE_CRASH"] = "0"

@@ -155,8 +155,8 @@ def test_eviction_interval_is_lowered_under_speculation_only():
     drafting = arguments.default_environment(
         server_args(speculative_algorithm="DSPARK"), on_cpu=False
     )
-    assert plain == {}
-    assert drafting == {"SGLANG_SWA_EVICTION_INTERVAL": "16"}
+    assert plain == {"SGLANG_FORCE_COARSE_WAR_BARRIER": "1"}
+    assert drafting == plain | {"SGLANG_SWA_EVICTION_INTERVAL": "16"}
 
 
 @pytest.mark.parametrize(
