@@ -286,14 +286,15 @@ def _moe(prefix: str, parts: Parts, hashed: bool, config: ModelConfig) -> MoeWei
 
 
 def _padded_fp8(parts: Parts, module: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of a shared-expert matrix, zero-filled to whole 128x128 blocks.
+    """Codes and scales of a shared-expert matrix, its expert width zero-filled to whole blocks.
 
-    A rank's part of w1 may end inside a block; padding lets w3 follow with its own scales, and a
-    zero gate row times a zero w2 column adds nothing.
+    A rank's part of w1 may end inside a block; padding its rows lets w3 follow with its own
+    scales, and a zero gate row times a zero w2 column adds nothing. The hidden width stays.
     """
     codes, scales = parts.take(f"{module}.weight"), parts.take(f"{module}.scale")
     rows, columns = codes.shape
-    padding = (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK)
+    is_down = module.endswith("w2")
+    padding = (0, -columns % FP8_BLOCK, 0, 0) if is_down else (0, 0, 0, -rows % FP8_BLOCK)
     return F.pad(codes.view(torch.uint8), padding).view(codes.dtype), scales
 
 

@@ -1,0 +1,14 @@
+"""A small trained checkpoint that ships with the package, so that anyone can try real text.
+
+`checkpoint/` is in the official format (FP8, MXFP4, three DSpark stages); `MODEL_CARD.md` says how
+it was trained and how well it does.
+"""
+
+from pathlib import Path
+
+DIRECTORY = Path(__file__).parent
+
+
+def checkpoint() -> Path:
+    """Directory to pass to `--model-path`."""
+    return DIRECTORY / "checkpoint"
