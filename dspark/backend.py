@@ -90,6 +90,7 @@ class DSparkAttentionBackend(AttentionBackend):
             return
         self.init_forward_metadata_out_graph(fb)
         self.forward_metadata = self._meta(fb, self._pages_in_use(fb))
+        self.token_to_kv_pool.state.observe(self.forward_metadata, fb.req_pool_indices)
 
     def _meta(self, fb, pages: int) -> StepMeta:
         rows = batch_rows(fb, self.verify_rows)

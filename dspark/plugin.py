@@ -127,11 +127,38 @@ def draft_at_trained_width(original, algorithm, num_draft_tokens, is_draft_worke
     return arguments.draft_block_size(args) if arguments.is_deepseek_v4(args) else rows
 
 
-def allow_logprobs(original, req, enable_overlap):
-    """SGLang refuses log probabilities for this family of drafts; our worker returns them."""
+def is_ours() -> bool:
+    """Whether the model of this process is DeepSeek-V4."""
     from sglang.srt.runtime_context import get_server_args
 
-    if not arguments.is_deepseek_v4(get_server_args()):
+    return arguments.is_deepseek_v4(get_server_args())
+
+
+def count_penalties_later(original, batch):
+    if batch.enable_overlap and is_ours():
+        return None  # counted by count_penalties_at_forward
+    return original(batch)
+
+
+def count_penalties_at_forward(original, scheduler, batch, overlap):
+    if overlap and is_ours():
+        from dspark.target_penalties import count_token_in_flight
+
+        count_token_in_flight(batch)
+    return original(scheduler, batch, overlap=overlap)
+
+
+def penalise_in_order(original, orchestrator, logits, repeat=None):
+    if repeat is not None or not is_ours():
+        return original(orchestrator, logits, repeat)
+    from dspark.target_penalties import apply_in_order
+
+    return apply_in_order(orchestrator, logits)
+
+
+def allow_logprobs(original, req, enable_overlap):
+    """SGLang refuses log probabilities for this family of drafts; our worker returns them."""
+    if not is_ours():
         return original(req, enable_overlap)
     wanted, req.return_logprob = req.return_logprob, False
     try:
@@ -142,9 +169,7 @@ def allow_logprobs(original, req, enable_overlap):
 
 def finish_in_token_order(original, req, new_accepted_len=1):
     """SGLang tests the length limit first, and so misses a stop inside the last accepted run."""
-    from sglang.srt.runtime_context import get_server_args
-
-    if not arguments.is_deepseek_v4(get_server_args()):
+    if not is_ours():
         return original(req, new_accepted_len)
     from dspark.finish import update_finish_state
 
@@ -189,6 +214,16 @@ def keep_head_counts(original, model_config, load_config, tp_size):
     return original(model_config, load_config, tp_size)
 
 
+def check_state_when_idle(original, scheduler):
+    """SGLang checks its own pools for leaks here; the compress state follows."""
+    original(scheduler)
+    from dspark.pools import DSparkKVPool
+
+    pool = scheduler.tp_worker.model_runner.token_to_kv_pool
+    if isinstance(pool, DSparkKVPool) and scheduler.is_fully_idle():
+        pool.state.check_when_idle()
+
+
 def make_backend(runner):
     """Attention backend of the target or draft runner; also where the worker checks itself."""
     check_worker()
@@ -213,9 +248,13 @@ HOOKS: dict[str, Callable] = {
     "speculative.spec_info.SpeculativeAlgorithm.get_num_tokens_per_req_for_target_verify": (
         draft_at_trained_width
     ),
+    "managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens": count_penalties_later,
+    "managers.scheduler.Scheduler._forward_isolation": count_penalties_at_forward,
+    "sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply": penalise_in_order,
     "speculative.dflash_utils.validate_dflash_request": allow_logprobs,
     "managers.schedule_batch.Req.update_finish_state": finish_in_token_order,
     "managers.scheduler.Scheduler.get_internal_state": add_dspark_section,
+    "managers.scheduler.Scheduler.on_idle": check_state_when_idle,
     "constrained.xgrammar_backend._allocate_token_bitmask": mask_without_pinned_memory,
     "constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask": mask_logits_on_cpu,
 }

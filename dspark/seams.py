@@ -208,8 +208,19 @@ SEAMS = (
             "batch",
         ),
     ),
+    Seam(
+        "managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", Use.HOOK, ("self",)
+    ),
+    Seam("managers.scheduler.Scheduler._forward_isolation", Use.HOOK, ("self", "batch", "overlap")),
+    Seam(
+        "sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply",
+        Use.HOOK,
+        ("self", "logits", "repeat"),
+    ),
     Seam("speculative.dflash_utils.validate_dflash_request", Use.HOOK, ("req", "enable_overlap")),
     Seam("managers.schedule_batch.Req.update_finish_state", Use.HOOK, ("self", "new_accepted_len")),
+    Seam("managers.scheduler.Scheduler.on_idle", Use.HOOK, ("self",)),
+    Seam("managers.scheduler.Scheduler.is_fully_idle", Use.CALL),
     Seam("managers.scheduler.Scheduler.get_internal_state", Use.HOOK, ("self", "recv_req")),
     Seam(
         "managers.tp_worker.TpModelWorker.forward_batch_generation",

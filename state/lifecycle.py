@@ -1,5 +1,6 @@
 """The one object the rest of the server holds to keep the model's state sound."""
 
+import logging
 import os
 
 import torch
@@ -7,12 +8,15 @@ from torch import Tensor
 
 from dspark.kernels.step import StepMeta
 from dspark.state import check
+from dspark.state.errors import StateInvariantError
 from dspark.state.geometry import StateGeometry
 from dspark.state.pages import PageClearer
 from dspark.state.pools import StatePools
 from dspark.state.rollback import RingRollback
 from dspark.state.slots import SlotTable
 from dspark.state.tags import RowTags
+
+logger = logging.getLogger(__name__)
 
 
 def debug_enabled() -> bool:
@@ -44,6 +48,7 @@ class StateLifecycle:
         self.rollback = RingRollback(self.pools, self.tags)
         self.pages = PageClearer(self.pools, self.slots, self.tags)
         self._seen = self.slots.generation.clone()
+        self._checked = True  # since the last forward
 
     def begin_forward(self) -> int:
         """Head of every forward, on its stream: launch the recorded clears (0, 1 or 2).
@@ -52,6 +57,7 @@ class StateLifecycle:
         """
         if self.tags is not None:
             self.check()
+        self._checked = False
         return self.pages.begin_forward()
 
     def observe(self, meta: StepMeta, req_slot: Tensor) -> None:
@@ -78,6 +84,21 @@ class StateLifecycle:
             check.check_free_pages(self.pools, free, pending)
         if self.tags is not None and self.tags.observing:
             check.check_tags(self.pools, self.slots, self.tags)
+
+    def check_when_idle(self) -> None:
+        """Check once after the last forward; a violation is logged, and raised in debug mode.
+
+        A server that found its state wrong can still refuse less than a server that ended.
+        """
+        if self._checked:
+            return
+        self._checked = True
+        try:
+            self.check()
+        except StateInvariantError as error:
+            if self.tags is not None:
+                raise
+            logger.error("State check while idle: %s", error)
 
     def reset(self) -> None:
         """Flush: no owner survives, and every row is cleared at the head of the next forward."""
