@@ -1,5 +1,6 @@
 """Penalties of every row of a verify block equal those SGLang applies one decode step at a time."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from sglang.srt.sampling.penaltylib import (
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from dspark.penalties import Penalties, is_penalised
+from dspark.target_penalties import apply_in_order, count_token_in_flight
 
 VOCAB, ROWS = 24, 6
 SETTINGS = [
@@ -131,3 +133,40 @@ def test_uncommitted_tokens_are_not_counted():
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_penalised_requests_are_recognised(settings):
     assert is_penalised(SamplingParams(**settings)) == bool(settings)
+
+
+# Target-only serving.
+
+
+def test_additive_penalties_come_before_scaling_ones():
+    batch, reference = stock([request(SETTINGS[4])])
+    reference.cumulate_output_tokens(torch.tensor([3]))
+    logits = torch.randn(1, VOCAB)
+    expected = penalise_by_stock(reference, logits)
+    for order in itertools.permutations(reference.penalizers.items()):
+        reference.penalizers = dict(order)
+        ours = logits.clone()
+        apply_in_order(reference, ours)
+        assert torch.equal(ours, expected)
+    del batch
+
+
+def test_the_token_in_flight_is_counted_in_decode_only():
+    counted = []
+    orchestrator = SimpleNamespace(is_required=True, cumulate_output_tokens=counted.append)
+
+    def step(decode, speculative=False):
+        count_token_in_flight(
+            SimpleNamespace(
+                sampling_info=SimpleNamespace(penalizer_orchestrator=orchestrator),
+                spec_algorithm=SimpleNamespace(is_none=lambda: not speculative),
+                forward_mode=SimpleNamespace(is_decode=lambda: decode),
+                input_ids=torch.tensor([4, 5]),
+            )
+        )
+
+    step(decode=False)
+    step(decode=True, speculative=True)
+    assert counted == []
+    step(decode=True)
+    assert counted[0].tolist() == [4, 5]

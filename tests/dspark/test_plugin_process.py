@@ -66,9 +66,12 @@ calls += [
     plugin.allow_logprobs(original, None, True),
     plugin.finish_in_token_order(original, None),
     plugin.draft_at_trained_width(original, algorithm, 6, True),
+    plugin.count_penalties_later(original, Some(enable_overlap=True)),
+    plugin.count_penalties_at_forward(original, None, None, overlap=True),
+    plugin.penalise_in_order(original, None, None),
 ]
-assert calls == [None] + ["stock"] * 14, calls
-assert len(asked) == 15, asked
+assert calls == [None] + ["stock"] * 17, calls
+assert len(asked) == 18, asked
 print("INERT")
 """
 

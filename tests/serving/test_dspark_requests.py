@@ -11,15 +11,13 @@ from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE
 from serving.test_target_only import CHUNKED, ids
 
 TOKENS = 24
-# SGLang applies penalties one token late while it overlaps steps; without overlap they are exact.
-EXACT = (*CHUNKED, "--disable-overlap-schedule", "--enable-custom-logit-processor")
 POISONED = (*SPECULATE, "--enable-custom-logit-processor")
 FOUR = PROMPTS[:4]
 
 
 @pytest.fixture(scope="module")
 def target(serving):
-    return serving(EXACT)
+    return serving(CHUNKED)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +47,7 @@ def finish(answers):
         {"frequency_penalty": 0.7},
         {"presence_penalty": 1.3},
         {"repetition_penalty": 1.5},
-        # Not together with a repetition penalty: SGLang applies the two in random order there.
-        {"frequency_penalty": 0.3, "presence_penalty": 0.2},
+        {"frequency_penalty": 0.3, "presence_penalty": 0.2, "repetition_penalty": 0.7},
         {"logit_bias": {"7": 6.0, "9": -6.0}},
     ],
 )
