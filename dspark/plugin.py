@@ -156,15 +156,13 @@ def penalise_in_order(original, orchestrator, logits, repeat=None):
     return apply_in_order(orchestrator, logits)
 
 
-def allow_logprobs(original, req, enable_overlap):
+def check_draft_request(original, req, enable_overlap):
     """SGLang refuses log probabilities for this family of drafts; our worker returns them."""
     if not is_ours():
         return original(req, enable_overlap)
-    wanted, req.return_logprob = req.return_logprob, False
-    try:
-        return original(req, enable_overlap)
-    finally:
-        req.return_logprob = wanted
+    if req.return_hidden_states:
+        return "DSpark returns no hidden states; ask a server without --speculative-algorithm."
+    return None
 
 
 def finish_in_token_order(original, req, new_accepted_len=1):
@@ -251,7 +249,7 @@ HOOKS: dict[str, Callable] = {
     "managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens": count_penalties_later,
     "managers.scheduler.Scheduler._forward_isolation": count_penalties_at_forward,
     "sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply": penalise_in_order,
-    "speculative.dflash_utils.validate_dflash_request": allow_logprobs,
+    "speculative.dflash_utils.validate_dflash_request": check_draft_request,
     "managers.schedule_batch.Req.update_finish_state": finish_in_token_order,
     "managers.scheduler.Scheduler.get_internal_state": add_dspark_section,
     "managers.scheduler.Scheduler.on_idle": check_state_when_idle,

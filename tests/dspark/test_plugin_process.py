@@ -63,7 +63,7 @@ calls = [
 from sglang.srt import runtime_context
 runtime_context.get_server_args = lambda: args
 calls += [
-    plugin.allow_logprobs(original, None, True),
+    plugin.check_draft_request(original, None, True),
     plugin.finish_in_token_order(original, None),
     plugin.draft_at_trained_width(original, algorithm, 6, True),
     plugin.count_penalties_later(original, Some(enable_overlap=True)),

@@ -13,7 +13,14 @@ from serving.test_target_only import CHUNKED, ids, wait_idle
 
 from dspark.local_server import Output
 
-SPECULATE = (*CHUNKED, "--speculative-algorithm", "dspark", "--enable-metrics")
+SPECULATE = (
+    *CHUNKED,
+    "--speculative-algorithm",
+    "dspark",
+    "--enable-metrics",
+    "--enable-custom-logit-processor",
+    "--enable-return-hidden-states",
+)
 FORCED = (("DSPARK_FORCED_DRAFTS", "1"), ("DSPARK_VERIFY", "scheduled"))
 PROMPTS = list(MIXED.values())
 TOKENS = 40  # crosses a C128 boundary for several of the prompts, C4 boundaries for all

@@ -11,7 +11,6 @@ from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE
 from serving.test_target_only import CHUNKED, ids
 
 TOKENS = 24
-POISONED = (*SPECULATE, "--enable-custom-logit-processor")
 FOUR = PROMPTS[:4]
 
 
@@ -22,7 +21,7 @@ def target(serving):
 
 @pytest.fixture(scope="module")
 def server(serving):
-    return serving(POISONED, FORCED)
+    return serving(SPECULATE, FORCED)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +111,22 @@ def test_log_probabilities_are_the_targets(target, server):
         found = [a["meta_info"][name] for a in ours]
         assert found == [a["meta_info"][name] for a in theirs], name
         assert all(found)
+
+
+def test_scoring_a_prompt_without_generating(target, server):
+    wish = {"return_logprob": True, "logprob_start_len": 0}
+    ours = ask(server, FOUR, wish, max_new_tokens=0)
+    theirs = ask(target, FOUR, wish, max_new_tokens=0)
+    scores = [a["meta_info"]["input_token_logprobs"] for a in ours]
+    assert scores == [a["meta_info"]["input_token_logprobs"] for a in theirs]
+    assert [len(s) for s in scores] == [len(p) for p in FOUR]
+
+
+def test_hidden_states_are_refused_in_one_sentence(server):
+    with pytest.raises(requests.HTTPError) as error:
+        ask(server, FOUR[:1], {"return_hidden_states": True})
+    assert error.value.response.status_code == 400
+    assert "DSpark returns no hidden states" in error.value.response.text
 
 
 GRAMMARS = [
