@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspark.errors import UsageError
+from dspark.settings import Settings
 from dspark.target.checkpoint.preflight import check_headers
 from dspark.target.checkpoint.reader import CheckpointError
 from dspark.target.config import ConfigError, ModelConfig
@@ -281,6 +282,8 @@ def refuse_speculation(server_args, config: ModelConfig) -> None:
             f"--speculative-num-draft-tokens {rows} must be the draft block plus one, "
             f"{wanted + 1} here (leave the flag out)."
         )
+    if block is not None:
+        Settings.from_environment(block)  # a bad variable should stop the launcher, not a worker
 
 
 def refuse_gpu() -> None:

@@ -289,3 +289,10 @@ def test_draft_tensors_are_only_wanted_when_drafting(tiny_checkpoint, tmp_path):
         arguments.resolve(
             lambda _: None, server_args(model_path=str(directory), speculative_algorithm="DSPARK")
         )
+
+
+def test_a_bad_speculation_setting_stops_the_launcher(monkeypatch):
+    monkeypatch.setenv("DSPARK_VERIFY", "sometimes")
+    with pytest.raises(UsageError, match="DSPARK_VERIFY=sometimes"):
+        arguments.refuse_speculation(server_args(speculative_algorithm="DSPARK"), TINY)
+    arguments.refuse_speculation(server_args(), TINY)  # not read without speculation

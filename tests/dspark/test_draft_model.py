@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dspark.draft_model import block_ids, inject, run_block
+from dspark.draft_model import block_ids, inject, project, run_block
 from dspark.kernels.draft import confidence, markov_block
 from dspark.kernels.linear.reference import decode_e8m0, dequantise_fp8
 from dspark.kernels.moe.reference import dequantise_mxfp4
@@ -288,13 +288,18 @@ def test_tokens_before_the_window_do_not_count(setup, tiny_checkpoint, captures)
     assert torch.equal(setup.block(300, 5).hidden, other.block(300, 5).hidden)
 
 
-def test_large_hidden_states_stay_finite(setup, captures):
-    """A channel at 3e4 must not overflow in the projection, served in bf16 or in fp32."""
+def test_large_hidden_states_stay_finite(setup, formulas, captures):
+    """A channel at 3e4 must not overflow in the projection, oracle or served."""
     loud = captures[:8].clone()
     loud[:, 17] = 3e4
+    exact = formulas.project(loud)
+    oracle = project(loud, setup.weights, setup.config)
+    served = project(loud.bfloat16(), setup.weights, setup.config)
+    assert close(oracle, exact) < 1e-5
+    assert served.isfinite().all()
+    assert close(served, exact) < 0.1  # activations are e4m3 in served precision
     setup.inject(loud)
-    reference = setup.block(8, 5).hidden
-    assert reference.isfinite().all()
+    assert setup.block(8, 5).hidden.isfinite().all()
 
 
 def test_proposal_k_follows_row_k_and_the_proposal_before_it(setup):

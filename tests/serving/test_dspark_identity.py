@@ -4,6 +4,7 @@ Two servers of the same checkpoint, one of them speculating. Drafts are the mode
 ones (`dspark.forced_draft`), request by request.
 """
 
+import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -156,3 +157,26 @@ def test_what_an_operator_sees(server):
     metrics = server.request("/metrics")
     for name in ("spec_accept_length", "spec_accept_rate"):
         assert f"sglang:{name}" in metrics
+
+
+@pytest.mark.deep
+def test_clients_that_leave_in_the_middle(server, truth):
+    """60 requests aborted at random moments beside a control that must not notice."""
+    chance = random.Random(31)
+
+    def leave(i: int) -> None:
+        events = server.stream(prompt(chance.randrange(1, 400), seed=1000 + i), 200)
+        for _, _event in zip(range(chance.randrange(0, 15)), events, strict=False):
+            pass
+        events.close()  # drops the connection
+
+    with ThreadPoolExecutor(4) as leavers, ThreadPoolExecutor(1) as control:
+        jobs = [leavers.submit(leave, i) for i in range(60)]
+        outputs = [control.submit(server.generate, PROMPTS[4], TOKENS) for _ in range(6)]
+        assert [job.result().ids for job in outputs] == [truth[4]] * 6
+        for job in jobs:
+            job.result()
+    server.request("/abort_request", {"rid": "", "abort_all": True})
+    assert wait_idle(server)["num_used_tokens"] == 0
+    assert ids(server.generate_batch(PROMPTS, TOKENS)) == truth
+    assert "Traceback" not in server.log()
