@@ -6,7 +6,7 @@ speculation, and whenever the server coalesces, one chunk carries several tokens
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -136,7 +136,7 @@ async def complete(
     return reading.finish(time.perf_counter())
 
 
-async def events(lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+async def events(lines: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
     """JSON bodies of a server-sent event stream."""
     async for line in lines:
         data = line.strip().removeprefix(b"data:").strip()

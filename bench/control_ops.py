@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ def metadata_cases(requests: int, context: int) -> Iterator[Case]:
     pages = context // PAGE
     slots = requests + 1
     tokens = torch.arange(PAGE, (slots * pages + 1) * PAGE, device="cuda")
-    arguments = {
+    arguments: dict[str, Any] = {
         "req_slot": torch.arange(1, slots, device="cuda"),
         "prefix_len": torch.full((requests,), context - V, device="cuda"),
         "req_to_token": tokens.view(slots, -1).int(),
@@ -55,7 +56,12 @@ def metadata_cases(requests: int, context: int) -> Iterator[Case]:
         "window": 128,
     }
     device = torch.device("cuda")
-    shape = {"max_pages": pages, "max_c128": 2 * pages, "window": 128, "device": device}
+    shape: dict[str, Any] = {
+        "max_pages": pages,
+        "max_c128": 2 * pages,
+        "window": 128,
+        "device": device,
+    }
     step_out = empty_step_meta(rows=requests * V, requests=requests, **shape)
     draft_out = empty_draft_meta(requests=requests, gamma=GAMMA, window=128, device=device)
     row_len = torch.full((requests,), V, device="cuda")
@@ -86,7 +92,7 @@ def draft_cases(requests: int) -> Iterator[Case]:
     prev = torch.randint(0, SHARD, (requests,), device="cuda")
     w1 = torch.randn(VOCAB, RANK, device="cuda").bfloat16()
     w2 = prepare_bf16(torch.randn(SHARD, RANK, device="cuda").bfloat16())
-    keys = {
+    keys: dict[str, Any] = {
         "temperature": torch.ones(requests, device="cuda"),
         "greedy": torch.zeros(requests, dtype=torch.bool, device="cuda"),
         "seed": torch.arange(requests, device="cuda"),
@@ -104,11 +110,11 @@ def accept_cases(requests: int) -> Iterator[Case]:
     logits = torch.randn(requests * V, VOCAB, device="cuda")
     q = torch.randn(requests, GAMMA, VOCAB, device="cuda")
     candidates = torch.randint(0, VOCAB, (requests, V), device="cuda")
-    lengths = {
+    lengths: dict[str, Any] = {
         "verify_len": torch.full((requests,), V, dtype=torch.int32, device="cuda"),
         "prefix_len": torch.arange(requests, device="cuda"),
     }
-    keys = {
+    keys: dict[str, Any] = {
         "temperature": torch.ones(requests, device="cuda"),
         "greedy": torch.zeros(requests, dtype=torch.bool, device="cuda"),
         "seed": torch.arange(requests, device="cuda"),

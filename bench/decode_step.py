@@ -117,7 +117,11 @@ def flash_step(weights: TargetWeights, config: ModelConfig, rows: int, context: 
     for ratio in FLASH_LAYERS:
         layers = [first[0], first[ratio]]
         more = measure(*with_layers(weights, config, layers), rows, context)
-        kinds[ratio] = Cost(*(a - b for a, b in zip(more, base, strict=True)))
+        kinds[ratio] = Cost(
+            more.microseconds - base.microseconds,
+            more.triton_launches - base.triton_launches,
+            more.all_launches - base.all_launches,
+        )
     for field in Cost._fields:
         total[field] = (
             getattr(base, field)

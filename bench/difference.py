@@ -8,10 +8,10 @@ Outputs = Sequence[Sequence[int]]  # by prompt
 
 
 class Difference(NamedTuple):
-    """Token `index` of the output to prompt `prompt`; None = that output had ended."""
+    """Token `position` of the output to prompt `prompt`; None = that output had ended."""
 
     prompt: int
-    index: int
+    position: int
     reference: str  # names of the two runs
     other: str
     expected: int | None
@@ -19,7 +19,7 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"token {self.index} of prompt {self.prompt} is {self.expected} in {self.reference} "
+            f"token {self.position} of prompt {self.prompt} is {self.expected} in {self.reference} "
             f"and {self.found} in {self.other}"
         )
 

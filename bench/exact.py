@@ -157,7 +157,7 @@ def context_of(
 ) -> list[int]:
     """Prompt and the tokens on which both runs still agreed."""
     output = runs[difference.reference][difference.prompt]
-    return [*prompts[difference.prompt], *output[: difference.index]]
+    return [*prompts[difference.prompt], *output[: difference.position]]
 
 
 def explain(

@@ -71,7 +71,7 @@ def attention_cases(rows: int, context: int) -> Iterator[Case]:
     ]:
         idx = [random_slots(rows, width, 64 * 256) for _ in range(COPIES)]
         length = torch.full((rows,), width, device="cuda").int()
-        extra: list[tuple] = [(None, 0, None, None)] * COPIES
+        extra: list[Any] = [(None, 0, None, None)] * COPIES
         if entries:
             pools = [random_pool(256, page_stride(per_page)) for _ in range(COPIES)]
             x_len = torch.full((rows,), entries, device="cuda").int()
@@ -81,9 +81,11 @@ def attention_cases(rows: int, context: int) -> Iterator[Case]:
             ]
 
         def launch(i: int, idx=idx, length=length, extra=extra) -> object:
+            x_pool, x_n, x_idx, x_len = extra[i]
             return mla_sparse(
-                q[i], window[i], 256, idx[i], length, *extra[i], sink, 512**-0.5, table, pos
-            )
+                q[i], window[i], 256, idx[i], length, x_pool, x_n, x_idx, x_len,
+                sink, 512**-0.5, table, pos,
+            )  # fmt: skip
 
         yield f"attention {name}", rows * (width + entries) * 584, launch
 
@@ -134,7 +136,8 @@ def other_cases(rows: int, context: int) -> Iterator[Case]:
 
             def launch(i: int, streams=streams, plan=plan, store=store, loc=out_loc) -> None:
                 if len(streams) == 2:
-                    c4_compress_pair(*streams, plan, store, table, loc, few_rows=True)
+                    main, index = streams
+                    c4_compress_pair(main, index, plan, store, table, loc, few_rows=True)
                 else:
                     s, ape, ring, norm, target = streams[0]
                     c128_compress(s, ape, ring, plan, store, norm, table, loc, target, 64)

@@ -179,6 +179,14 @@ def ratios(rounds: Sequence[Round], level: int) -> dict[str, Ratio]:
     return result
 
 
+def plain_ratios(speed_up: Mapping[int, Mapping[str, Ratio]]) -> dict[str, dict[str, dict]]:
+    """Number of clients -> statistic -> fields of its ratio."""
+    return {
+        str(clients): {name: ratio._asdict() for name, ratio in by_statistic.items()}
+        for clients, by_statistic in speed_up.items()
+    }
+
+
 def print_verdict(
     arms: Mapping[str, Arm],
     speed_up: Mapping[int, Mapping[str, Ratio]] | None,
@@ -249,11 +257,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         "arms": {name: {"label": arm.label, "flags": arm.flags} for name, arm in arms.items()},
         "outputs_identical": identical,
         "differences": [difference._asdict() for difference in differences],
-        "speed_up": speed_up
-        and {
-            str(clients): {name: ratio._asdict() for name, ratio in by_statistic.items()}
-            for clients, by_statistic in speed_up.items()
-        },
+        "speed_up": None if speed_up is None else plain_ratios(speed_up),
         "rounds": [
             {
                 "order": one.order,

@@ -216,8 +216,8 @@ def cleanups() -> Iterator[Comparison]:
         )
 
 
-def _our_cleanup(state, slot, length, commit, verify, _: int) -> object:
-    return c128_rollback(state, slot, length, commit, verify, ring=RING_C128, verify_rows=VERIFY)
+def _our_cleanup(state, slot, length, commit, verify, _: int) -> None:
+    c128_rollback(state, slot, length, commit, verify, ring=RING_C128, verify_rows=VERIFY)
 
 
 def _stock_cleanup(state, slot, length, commit) -> Launch:

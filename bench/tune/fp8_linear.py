@@ -1,6 +1,7 @@
 """Tune the FP8 linear on the matrices of one of eight ranks."""
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -25,7 +26,7 @@ MATRICES = {
     "wo_a": (1024, 4096),
     "shared_w2": (4096, 256),
 }
-ROWS = {
+ROWS: dict[str, dict[str, Sequence[int]]] = {
     "few": {"smoke": (1, 8), "representative": (1, 2, 4, 6, 8, 12), "exhaustive": range(1, 17)},
     "many": {"smoke": (48,), "representative": (24, 48), "exhaustive": (17, 24, 32, 48, 64)},
 }

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -13,7 +14,7 @@ from dspark.kernels.moe.kernel import LAUNCH
 
 EXPERTS, HIDDEN, WIDTH, TOPK, LIMIT = 256, 4096, 256, 6, 10.0
 EXPERT_BYTES = 3 * WIDTH * HIDDEN // 2 * 17 // 16  # packed weights and their scales
-ROWS = {
+ROWS: dict[str, dict[str, Sequence[int]]] = {
     "few": {"smoke": (1, 8), "representative": (1, 2, 4, 6, 8), "exhaustive": range(1, 11)},
     "many": {"smoke": (12, 48), "representative": (12, 24, 48), "exhaustive": range(12, 86, 6)},
     "prefill": {"smoke": (512,), "representative": (128, 512, 2048),
@@ -82,9 +83,10 @@ def check(rows: int) -> Check:
 
     def run(device: torch.device) -> torch.Tensor:
         arrival_counters(device)
-        weights = [None if part is None else part.to(device) for part in packed]
+        w13, s13, w2, s2 = (part.to(device) for part in packed[:4])
+        experts = ExpertWeights(w13, s13, w2, s2, None, None)
         moved = Route(*(part.to(device) for part in route))
-        return moe_mxfp4(x.to(device), ExpertWeights(*weights), moved, LIMIT, None)
+        return moe_mxfp4(x.to(device), experts, moved, LIMIT, None)
 
     def expected() -> torch.Tensor:
         dense13 = reference.dequantise_mxfp4(packed.w13, packed.s13)

@@ -9,7 +9,7 @@ class Pair(NamedTuple):
     """One paired sample: both arms back to back, in this order."""
 
     case: str
-    index: int
+    number: int
     order: str  # "AB": incumbent first, "BA": candidate first
 
 

@@ -86,7 +86,7 @@ def test_a_difference_is_located_explained_and_fails(run, servers, capsys):
     assert not record["identical"]
     assert len(record["differences"]) == 2  # in both orders of that start
     first = record["differences"][0]
-    assert (first["prompt"], first["index"], first["expected"], first["found"]) == (1, 2, 8, 9)
+    assert (first["prompt"], first["position"], first["expected"], first["found"]) == (1, 2, 8, 9)
     assert first["other"] == "DSpark start 2 forward"
     assert first["gap_nats"] == 0.25
     # The fifth server is target-only and is asked for the token after prompt and agreed output.

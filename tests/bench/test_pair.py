@@ -80,7 +80,7 @@ def test_equal_outputs_give_a_ratio(capsys):
 def test_other_outputs_are_no_speed_up(capsys):
     identical, differences = pair.compare_outputs(rounds([[1, 2, 3], [4, 5, 7]]))
     assert identical is False
-    assert {(d.prompt, d.index) for d in differences} == {(1, 2)}
+    assert {(d.prompt, d.position) for d in differences} == {(1, 2)}
     pair.print_verdict(ARMS, None, identical, differences)
     out = capsys.readouterr().out
     assert "NO SPEED-UP" in out
