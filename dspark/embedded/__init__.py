@@ -12,3 +12,8 @@ DIRECTORY = Path(__file__).parent
 def checkpoint() -> Path:
     """Directory to pass to `--model-path`."""
     return DIRECTORY / "checkpoint"
+
+
+def calibration() -> Path:
+    """Temperatures of its confidence head, for `DSPARK_CALIBRATION`."""
+    return DIRECTORY / "confidence.json"

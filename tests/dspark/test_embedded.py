@@ -1,11 +1,14 @@
 """The checkpoint that ships with the package: complete, small, and able to write Python."""
 
 import ast
+import hashlib
 
 import torch
+from local_speculation import Speculation
 from tokenizers import Tokenizer
 
 from dspark import embedded, sts
+from dspark.bench.eval_embedded import held_out
 from dspark.target.config import ModelConfig
 from dspark.target.local import LocalTarget, Rows
 from dspark.target.weights import load_draft, load_target
@@ -51,8 +54,28 @@ def test_its_text_is_far_more_likely_than_chance():
     assert loss < 4.0  # nats a token; chance is ln 2048 = 7.6
 
 
+def test_speculation_emits_what_the_target_alone_emits_in_fewer_steps():
+    """On text it was not trained on, in served precision."""
+    tokenizer = Tokenizer.from_file(str(embedded.checkpoint() / "tokenizer.json"))
+    prompt = tokenizer.encode(held_out()["code"][0]).ids
+    speculation = Speculation(embedded.checkpoint(), torch.bfloat16)
+    emitted, accepted = speculation.generate(prompt, 20)
+    config = speculation.config
+    alone = LocalTarget(speculation.target.weights, config, max_tokens=512)
+    assert alone.greedy(prompt, len(emitted)) == emitted
+    assert len(emitted) == 1 + 20 + sum(accepted)
+    assert sum(accepted) >= 20  # random weights accept next to nothing
+
+
+def test_model_card_names_the_files_that_ship():
+    card = (embedded.DIRECTORY / "MODEL_CARD.md").read_text()
+    for file in embedded.checkpoint().iterdir():
+        if file.suffix == ".safetensors" or file.name in ("config.json", "tokenizer.json"):
+            assert f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" in card
+
+
 def test_its_confidence_calibration_loads():
-    calibration = sts.load(embedded.DIRECTORY / "confidence.json", gamma=5)
+    calibration = sts.load(embedded.calibration(), gamma=5)
     assert len(calibration.temperatures) == 5
     assert all(
         after <= before

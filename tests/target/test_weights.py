@@ -93,6 +93,20 @@ def test_each_target_tensor_lands_where_the_model_reads_it(weights, dense):
     assert weights.hc_head.fn.fn.equal(dense["hc_head_fn"])
 
 
+def test_shared_experts_pad_their_own_width_only(tmp_path):
+    """Neither hidden size nor expert width fill the last 128 block."""
+    preset = presets.tiny() | {"hidden_size": 192, "moe_intermediate_size": 192}
+    make_checkpoint(tmp_path, preset)
+    dense = dequantised(tmp_path)
+    moe = load_target(tmp_path, ModelConfig.from_hf(preset)).blocks[0].moe
+    w1, w3, w2 = (
+        dense[f"layers.0.ffn.shared_experts.{name}.weight"] for name in ("w1", "w3", "w2")
+    )
+    zero = torch.zeros(64, 192)
+    assert moe.shared_w13.dense.float().equal(torch.cat((w1, zero, w3, zero)))
+    assert moe.shared_w2.dense.float().equal(torch.cat((w2, zero.T), 1))
+
+
 def test_compressor_rows_follow_the_state_row_layout(weights, dense):
     """C4: kv A, kv B, score A, score B; and the position bias splits into A rows above B rows."""
     for module, get, width in (
