@@ -6,6 +6,8 @@ from serving.prompts import MIXED, prompt
 from serving.test_dspark_identity import FORCED, TOKENS
 from serving.test_target_only import CHUNKED, RETRACTING, WHOLE, ids, wait_idle
 
+from dspark import sps, sts
+
 DSPARK = ("--speculative-algorithm", "DSpark")
 PROMPTS = list(MIXED.values())
 
@@ -112,3 +114,32 @@ def test_800_tokens_of_8_prompts(serving, acceptance):
         ]
         body = {"input_ids": PROMPTS, "sampling_params": parameters}
         assert [a["output_ids"] for a in server.request("/generate", body, 3600)] == truth, kind
+
+
+@pytest.mark.deep
+def test_calibrated_confidences_and_a_cost_table(serving, tmp_path):
+    """Collect samples, fit them, then let both files decide what is verified: same tokens."""
+    samples, calibration, cost = (tmp_path / n for n in ("samples.jsonl", "sts.json", "cost.json"))
+    collecting = serving(
+        (*CHUNKED, *DSPARK), (("DSPARK_SAMPLES", str(samples)),), acceptance="medium"
+    )
+    truth = ids(collecting.generate_batch(PROMPTS, TOKENS))
+    logits, accepted = sts.read_samples(samples)
+    assert len(logits) > 50
+    assert accepted.unique().numel() > 2
+    sts.save(sts.fit(logits, accepted, "random prompts"), calibration)
+    # A second row doubles the time of a step, so few drafts are worth their rows.
+    sps.save(sps.from_samples({n: [0.01 * n] for n in range(1, 49)}), cost)
+    env = (
+        ("DSPARK_VERIFY", "scheduled"),
+        ("DSPARK_CALIBRATION", str(calibration)),
+        ("DSPARK_STEP_COST", str(cost)),
+    )
+    server = serving((*CHUNKED, *DSPARK), env, acceptance="medium")
+    outputs = server.generate_batch(PROMPTS, TOKENS)
+    assert ids(outputs) == truth
+    section = server.info()["internal_states"][0]["dspark"]
+    assert section["calibrated"]
+    assert section["step_cost_table"]
+    caps = [o.meta["spec_cap_length"] for o in outputs]
+    assert 1.0 <= sum(caps) / len(caps) < 5.5  # rows verified a step: fewer than all 6
