@@ -65,12 +65,46 @@ def stock_ratio(record: Record, axes: Any) -> None:
     axes.tick_params(axis="y", labelsize=7)
 
 
+def reliability(record: Record, axes: Any) -> None:
+    """Predicted against observed chance that drafts 1..k are all accepted, every k pooled."""
+    figure = record["figures"]["code, T=0"]
+    for name, label, colour in (
+        ("reliability", "as trained", GREY),
+        ("reliability_calibrated", "calibrated", INK),
+    ):
+        predicted, observed, _ = zip(*figure[name], strict=True)
+        axes.plot(predicted, observed, "o-", color=colour, label=label, markersize=4)
+    axes.plot([0, 1], [0, 1], ":", color=GREY, linewidth=1)
+    axes.set_xlabel("predicted chance of acceptance")
+    axes.set_ylabel("observed")
+    axes.set_title(f"held-out code, T=0, {figure['blocks']} blocks")
+    axes.legend()
+
+
+def acceptance_by_text(record: Record, axes: Any) -> None:
+    """Acceptance of draft k where all before it were accepted."""
+    for (name, figure), style in zip(
+        record["figures"].items(), ("o-", "o--", "s-", "s--"), strict=True
+    ):
+        shares = figure["conditional"]
+        colour = INK if name.startswith("code") else GREY
+        label = f"{name} ({figure['accepted_length']:.2f} tokens per step)"
+        axes.plot(range(1, len(shares) + 1), shares, style, color=colour, label=label)
+    axes.set_xlabel("draft position")
+    axes.set_ylabel("accepted, given all before")
+    axes.set_ylim(0, 1)
+    axes.set_xticks(range(1, len(shares) + 1))
+    axes.legend(fontsize=7)
+
+
 # chart -> (record, drawing, size in inches)
 CHARTS: dict[str, tuple[str, Callable[[Record, Any], None], tuple[float, float]]] = {
     "throughput-cpu.svg": ("pair-cpu.json", throughput, (5, 3.2)),
     "acceptance-cpu.svg": ("pair-cpu.json", acceptance, (5, 3.2)),
     "throughput-h200.svg": ("pair-h200.json", throughput, (5, 3.2)),
     "acceptance-h200.svg": ("pair-h200.json", acceptance, (5, 3.2)),
+    "embedded-reliability.svg": ("embedded-acceptance.json", reliability, (5, 3.2)),
+    "embedded-acceptance.svg": ("embedded-acceptance.json", acceptance_by_text, (5, 3.2)),
     "stock-ops-h200.svg": ("stock-ops-h200.json", stock_ratio, (7, 5.5)),
 }
 

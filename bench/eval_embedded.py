@@ -4,7 +4,8 @@
 
 A server completes held-out code and prose at temperatures 0 and 1 and records every verified
 block: the confidence logits, and how many drafts the target accepted. The calibration that ships
-with the checkpoint was fitted on other prompts, so its error is measured on fresh text.
+with the checkpoint was fitted on other prompts, so its error is measured on fresh text. So few
+blocks show an error even where every prediction is right: `ece_by_chance` says how large.
 """
 
 import argparse
@@ -62,6 +63,13 @@ def conditional(accepted: torch.Tensor, gamma: int) -> list[float | None]:
     return [reached[k + 1] / reached[k] if reached[k] else None for k in range(gamma)]
 
 
+def chance_error(predicted: torch.Tensor, draws: int = 50) -> float:
+    """Calibration error that a perfect prediction shows on average with so few blocks."""
+    generator = torch.Generator().manual_seed(0)
+    outcomes = (torch.bernoulli(predicted, generator=generator) > 0 for _ in range(draws))
+    return sum(sts.expected_calibration_error(predicted, drawn) for drawn in outcomes) / draws
+
+
 def summarise(
     logits: torch.Tensor, accepted: torch.Tensor, temperatures: tuple[float, ...]
 ) -> dict[str, Any]:
@@ -81,6 +89,7 @@ def summarise(
         "conditional": conditional(accepted, gamma),
         "ece": errors(plain),
         "ece_calibrated": errors(calibrated),
+        "ece_by_chance": [chance_error(calibrated[:, k]) for k in range(gamma)],
         "reliability": reliability(plain.flatten(), happened.flatten()),
         "reliability_calibrated": reliability(calibrated.flatten(), happened.flatten()),
     }

@@ -202,6 +202,30 @@ def tuner_table(record: Record) -> str:
     )
 
 
+def embedded_table(record: Record) -> str:
+    """Acceptance and calibration of the shipped checkpoint by kind of text and temperature."""
+    rows = [
+        [
+            f"held-out {name}",
+            str(figure["blocks"]),
+            f"{figure['accepted_length']:.2f}",
+            " ".join(number(share, 2) for share in figure["conditional"]),
+            *(
+                f"{sum(figure[errors]) / len(figure[errors]):.3f} / {max(figure[errors]):.3f}"
+                for errors in ("ece", "ece_calibrated", "ece_by_chance")
+            ),
+        ]
+        for name, figure in record["figures"].items()
+    ]
+    header = [
+        "text", "verified blocks", "tokens per verify step", "acceptance of draft k, given k - 1",
+        "ECE mean / worst", "calibrated", "by chance",
+    ]  # fmt: skip
+    prompts = " and ".join(f"{count} {kind}" for kind, count in record["prompts"].items())
+    what = f"{prompts} prompts, {record['tokens_per_prompt']} new tokens each, as served"
+    return f"{what}. {caption(record)}\n\n{markdown(header, rows)}"
+
+
 # marker -> (raw record, how it is shown)
 TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "serving-cpu": ("pair-cpu.json", serving_table),
@@ -213,6 +237,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "stock-ops-h200": ("stock-ops-h200.json", stock_table),
     "decode-step-h200": ("decode-step-h200.json", decode_step_table),
     "step-h200": ("stock-ops-h200.json", step_table),
+    "embedded-acceptance": ("embedded-acceptance.json", embedded_table),
     "tune-schedule-h200": ("h200-tune-schedule/session.json", tuner_table),
 }
 
