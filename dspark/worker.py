@@ -53,7 +53,7 @@ class Proposal(NamedTuple):
     tokens: torch.Tensor  # i64 [R, depth]
     logits: torch.Tensor | None  # f32 [R, depth, N] proposal distribution; None = deterministic
     confidence: torch.Tensor  # f32 [R, gamma]
-    raw: torch.Tensor | None  # f32 [R, gamma] confidence logits
+    raw: torch.Tensor  # f32 [R, gamma] confidence logits
 
 
 class DSparkWorker(BaseSpecWorker):
@@ -371,7 +371,7 @@ class DSparkWorker(BaseSpecWorker):
     # What the scheduler asks and tells besides.
 
     def _collect(self, proposal: Proposal, accept: Accept) -> None:
-        if self.settings.samples is not None and proposal.raw is not None:
+        if self.settings.samples is not None and self.draft.rank == 0:
             self.settings.samples.add(proposal.raw, accept.accepted)
 
     def on_verify_complete_cpu(
