@@ -6,7 +6,6 @@ import threading
 
 import pytest
 import requests
-from serving.prompts import MIXED, prompt
 from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE
 from serving.test_target_only import CHUNKED, ids
 
@@ -252,14 +251,14 @@ def test_a_request_without_usable_logits_fails_alone(server, truth):
     assert server.generate(FOUR[3], TOKENS).ids == truth[3]
 
 
-def test_streamed_tokens_add_up(server):
-    """Usage counts what was streamed, although steps emit several tokens."""
-    last = None
-    for event in server.stream(prompt(40, seed=3), TOKENS):
-        last = event
-    assert last.meta["completion_tokens"] == TOKENS
+def test_streamed_tokens_add_up(target, server):
+    """Steps emit several tokens at once; every event counts exactly what it has sent so far."""
+    events = list(server.stream(FOUR[2], TOKENS))
+    lengths = [len(event.ids) for event in events]
+    assert lengths == sorted(set(lengths))
+    assert [event.meta["completion_tokens"] for event in events] == lengths
+    assert events[-1].ids == target.generate(FOUR[2], TOKENS).ids
 
 
 def test_nothing_went_wrong_on_the_way(server):
     assert "Traceback" not in server.log()
-    assert len(MIXED) == 8
