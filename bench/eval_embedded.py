@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,12 +33,6 @@ class Bin(NamedTuple):
     predicted: float  # mean
     observed: float
     blocks: int
-
-
-def held_out() -> dict[str, list[str]]:
-    """Prompts the embedded checkpoint was not trained on: `code` and `prose` (PSF-2.0)."""
-    content = json.loads(files("dspark.bench").joinpath("data", "held_out.json").read_text())
-    return {kind: content[kind] for kind in ("code", "prose")}
 
 
 def survival(logits: torch.Tensor, temperatures: tuple[float, ...]) -> torch.Tensor:
@@ -102,7 +95,7 @@ def chunks(prompts: list[str], size: int) -> list[list[str]]:
 def evaluate(server: LocalServer, samples: Path, tokens: int, temperatures: tuple[float, ...]):
     """Figures of every kind of text and temperature. samples: what `DSPARK_SAMPLES` names."""
     figures = {}
-    for kind, prompts in held_out().items():
+    for kind, prompts in embedded.held_out().items():
         for temperature in TEMPERATURES:
             samples.unlink(missing_ok=True)
             for batch in chunks(prompts, CONCURRENT):
@@ -139,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     record = {
         "environment": describe(FLAGS),
         "tokens_per_prompt": arguments.tokens,
-        "prompts": {kind: len(texts) for kind, texts in held_out().items()},
+        "prompts": {kind: len(texts) for kind, texts in embedded.held_out().items()},
         "calibration": calibration.temperatures,
         "figures": figures,
     }

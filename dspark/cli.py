@@ -26,7 +26,10 @@ COMMANDS = {
         "dspark.profile_steps:main",
         "measure what a step costs by the rows it verifies",
     ),
-    "demo": ("dspark.demo:main", "serve a small model on this machine and stream two completions"),
+    "demo": (
+        "dspark.demo:main",
+        "serve a small model on this machine and stream a few completions",
+    ),
     "bench": ("dspark.bench.cli:main", "measure servers and kernels, compare outputs"),
 }
 

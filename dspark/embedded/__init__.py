@@ -4,6 +4,7 @@
 it was trained and how well it does.
 """
 
+import json
 from pathlib import Path
 
 DIRECTORY = Path(__file__).parent
@@ -17,3 +18,9 @@ def checkpoint() -> Path:
 def calibration() -> Path:
     """Temperatures of its confidence head, for `DSPARK_CALIBRATION`."""
     return DIRECTORY / "confidence.json"
+
+
+def held_out() -> dict[str, list[str]]:
+    """Prompts that are not in its training data: 16 of `code`, 8 of `prose` (PSF-2.0)."""
+    content = json.loads((DIRECTORY / "held_out.json").read_text())
+    return {kind: content[kind] for kind in ("code", "prose")}

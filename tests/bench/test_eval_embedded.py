@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from dspark.bench.eval_embedded import chance_error, held_out, reliability, summarise
+from dspark import embedded
+from dspark.bench.eval_embedded import chance_error, reliability, summarise
 
 ALWAYS, EVEN = 40.0, 0.0  # logits of chance 1 and 1/2
 
@@ -52,6 +53,6 @@ def test_reliability_bins():
 
 
 def test_held_out_prompts_are_different_texts():
-    prompts = held_out()
+    prompts = embedded.held_out()
     assert {kind: len(set(texts)) for kind, texts in prompts.items()} == {"code": 16, "prose": 8}
     assert all(300 <= len(text) <= 420 for texts in prompts.values() for text in texts)

@@ -8,7 +8,6 @@ from local_speculation import Speculation
 from tokenizers import Tokenizer
 
 from dspark import embedded, sts
-from dspark.bench.eval_embedded import held_out
 from dspark.target.config import ModelConfig
 from dspark.target.local import LocalTarget, Rows
 from dspark.target.weights import load_draft, load_target
@@ -57,7 +56,7 @@ def test_its_text_is_far_more_likely_than_chance():
 def test_speculation_emits_what_the_target_alone_emits_in_fewer_steps():
     """On text it was not trained on, in served precision."""
     tokenizer = Tokenizer.from_file(str(embedded.checkpoint() / "tokenizer.json"))
-    prompt = tokenizer.encode(held_out()["code"][0]).ids
+    prompt = tokenizer.encode(embedded.held_out()["code"][0]).ids
     speculation = Speculation(embedded.checkpoint(), torch.bfloat16)
     emitted, accepted = speculation.generate(prompt, 20)
     config = speculation.config
