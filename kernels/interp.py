@@ -120,8 +120,9 @@ def _repair_elementwise(original: Callable) -> Callable:
 
 
 def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_imprecise: Any) -> Any:
-    product = np.matmul(_values(a), _values(b), dtype=d.data.dtype)
-    return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+    # Summed in fp64: the order in which a BLAS adds fp32 products depends on the tile's height.
+    product = np.matmul(_values(a), _values(b), dtype=np.float64)
+    return interpreter.TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
 
 def _fma(self: Any, x: Any, y: Any, z: Any) -> Any:
