@@ -57,7 +57,7 @@ def run_mode(checkpoint: Path, label: str, flags: Sequence[str]) -> list[Complet
     for completion in completions:
         print(
             f"{label}: {len(completion.ids)} tokens, {completion.tokens_per_second:.1f} tokens/s"
-            f" after the first, for {completion.prompt!r}"
+            f" after the first, prompt ending in {completion.prompt[-24:]!r}"
         )
     print(f"{label}: server stopped")
     return completions
