@@ -53,10 +53,14 @@ pip="$venv/bin/python -m pip --disable-pip-version-check install -qq --retries 5
 offline="the package index cannot be reached or lacks a pinned package (see above); check the network, then run make again."
 touch "$venv/building"
 echo "setup: installing pinned packages (about 2 GB, several minutes the first time)"
+# Two packages come without their dependencies. SGLang's own pins ask for CUDA-only wheels; and a
+# CUDA build of torch, where pip finds no CPU one, asks for another Triton than the kernels use.
+apart="triton==[0-9.]*"
+grep -v "^$apart" requirements/cpu.txt >"$venv/together.txt"
 # shellcheck disable=SC2086
-retry $pip -r requirements/cpu.txt -r requirements/test.txt || fail "$offline"
-# SGLang's own pins ask for CUDA-only wheels, so it comes without its dependencies.
-retry $pip --no-deps "sglang==$sglang" || fail "$offline"
+retry $pip -r "$venv/together.txt" -r requirements/test.txt || fail "$offline"
+# shellcheck disable=SC2046
+retry $pip --no-deps "sglang==$sglang" $(grep -o "^$apart" requirements/cpu.txt) || fail "$offline"
 $pip --no-deps --no-build-isolation --editable . || fail "this package could not be installed (see above)."
 rm "$venv/building"
 printf '%s' "$wanted" >"$venv/ready"
