@@ -7,6 +7,9 @@ RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest
 # Triton decides at import whether it compiles or interprets, hence a process of their own.
 INTERPRETED := tests/kernels/interpreted
+# Two processes, each taking whole files: tests of one file share servers and checkpoints. Files
+# in alphabetical order, so that the servers' long ones do not come last.
+TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 # Threads that spin between small operations make the tests fight each other for two cores.
 export OMP_WAIT_POLICY := PASSIVE
 
@@ -46,10 +49,10 @@ kernels: setup
 	$(RUN) -m dspark.kernels.aot --check
 
 interpreted: setup
-	TRITON_INTERPRET=1 $(PYTEST) -m "not deep" $(INTERPRETED)
+	TRITON_INTERPRET=1 $(PYTEST) $(TWO_PROCESSES) -m "not deep" $(INTERPRETED)
 
 quick: setup
-	$(PYTEST) -m "not deep" --ignore $(INTERPRETED) tests
+	$(PYTEST) $(TWO_PROCESSES) -m "not deep" --ignore $(INTERPRETED) tests
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .cache
