@@ -33,6 +33,8 @@ def main() -> int:
                 filter(None, [directory, os.environ.get("PYTHONPATH", "")])
             ),
             "PYTHONDONTWRITEBYTECODE": "1",
+            # Otherwise `-m` would find the checkout's own dspark folder before the links.
+            "PYTHONSAFEPATH": "1",
         }
         command = [sys.executable, "-u", "-m", "dspark.bench.train_embedded", *sys.argv[1:]]
         code = subprocess.run(command, env=environment).returncode
