@@ -1,5 +1,5 @@
 # Every target sets up its own environment in .venv first; nothing else on the machine is touched.
-#   make demo       serve a small model on this machine and stream two completions
+#   make demo       serve the embedded model on this machine, without and with DSpark
 #   make test       formatting, lint, types, kernels compiled for the GPU, all quick tests
 #   make test-deep  the long property tests
 VENV := .venv

@@ -11,16 +11,17 @@ not included: a single GPU has none. `rows` above 1 are verify rows of one reque
 import argparse
 import dataclasses
 import json
-import statistics
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from dspark.bench.environment import describe
+from dspark.bench.graph_time import median_time
+from dspark.kernels.compress import few_rows
 from dspark.kernels.launches import count_launches
 from dspark.kernels.step import step_meta
-from dspark.target.caches import PAGE_TOKENS
+from dspark.target.caches import C128_PER_PAGE, PAGE_TOKENS
 from dspark.target.config import ModelConfig
 from dspark.target.local import LocalTarget
 from dspark.target.model import embed_streams, logits, run_layers
@@ -72,13 +73,13 @@ def measure(weights: TargetWeights, config: ModelConfig, rows: int, context: int
             ring_c4=model.geometry.c4.ring,
             ring_c128=model.geometry.c128.ring,
             max_pages=model.max_pages,
-            max_c128=model.max_pages * 2,
+            max_c128=model.max_pages * C128_PER_PAGE,
             store_all=True,
             stride=rows,
         )
         out = run_layers(
             embed_streams(weights.embed[ids]), ids, weights, config, model.rope, meta,
-            model.caches, few_rows=rows <= 8,
+            model.caches, few_rows=few_rows(rows, model.geometry.c4.ring),
         )  # fmt: skip
         return logits(out.hidden, weights)
 
@@ -93,20 +94,7 @@ def measure(weights: TargetWeights, config: ModelConfig, rows: int, context: int
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
-    return Cost(replay_time(graph), counted.total(), kernels)
-
-
-def replay_time(graph: torch.cuda.CUDAGraph) -> float:
-    """Median microseconds of a replay."""
-    times = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000)
-    return statistics.median(times)
+    return Cost(median_time(graph.replay, REPLAYS), counted.total(), kernels)
 
 
 def flash_step(weights: TargetWeights, config: ModelConfig, rows: int, context: int) -> dict:

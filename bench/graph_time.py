@@ -26,14 +26,14 @@ def graph_time(launch: Launch, copies: int = 1, repeats: int = 30, chain: int = 
             for copy in range(copies):
                 launch(copy)
     graph.replay()
-    return _median(graph.replay, repeats) / (rounds * copies)
+    return median_time(graph.replay, repeats) / (rounds * copies)
 
 
 def eager_time(launch: Launch, repeats: int = 30) -> float:
     """Median microseconds of one launch from the host, for ops that no graph can hold."""
     for _ in range(3):
         launch(0)
-    return _median(lambda: launch(0), repeats)
+    return median_time(lambda: launch(0), repeats)
 
 
 def copy_bandwidth() -> float:
@@ -44,7 +44,8 @@ def copy_bandwidth() -> float:
     return 2 * source.nbytes / seconds
 
 
-def _median(run: Callable[[], object], repeats: int) -> float:
+def median_time(run: Callable[[], object], repeats: int) -> float:
+    """Median microseconds on the device of one `run`."""
     times = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

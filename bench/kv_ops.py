@@ -8,12 +8,12 @@ configurations of the sparse decode and index kernels; the one in use is starred
 """
 
 import argparse
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from dspark.bench.graph_time import Launch, graph_time
 from dspark.kernels.attention import kernel as attention_kernel
 from dspark.kernels.attention import mla_sparse
 from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
@@ -25,27 +25,12 @@ from dspark.kernels.qkv import page_stride, q_kv_prepare
 
 COPIES = 8  # of every input, so that a replay does not find it in the cache
 HEADS, INDEX_HEADS, TOPK, WINDOW, VERIFY = 8, 64, 512, 128, 6
-Case = tuple[str, int, Callable[[int], object]]  # name, bytes moved, launch on copy i
+Case = tuple[str, int, Launch]  # name, bytes moved, launch on copy i
 
 
-def graph_time(launch: Callable[[int], object], repeats: int = 30) -> float:
-    """Median microseconds of one launch."""
-    for copy in range(COPIES):
-        launch(copy)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for copy in range(COPIES):
-            launch(copy)
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / COPIES)
-    return statistics.median(times)
+def time_of(launch: Launch) -> float:
+    """Median microseconds of one launch, going round all copies of the inputs."""
+    return graph_time(launch, copies=COPIES, chain=COPIES)
 
 
 def random_pool(pages: int, stride: int) -> torch.Tensor:
@@ -225,8 +210,7 @@ def sweep(rows: int, context: int) -> None:
         for config in configs:
             kernel.LAUNCH[op] = config
             times = [
-                f"{name} {graph_time(cases[name]):6.1f} us"
-                for name in SWEPT_CASES[title.split()[0]]
+                f"{name} {time_of(cases[name]):6.1f} us" for name in SWEPT_CASES[title.split()[0]]
             ]
             mark = "*" if config == stock else " "
             numbers = {**config.constexprs, "warps": config.num_warps, "stages": config.num_stages}
@@ -243,14 +227,14 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="also other launch configurations")
     options = parser.parse_args()
     copy = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)
-    bandwidth = 2 * copy.nbytes / (graph_time(lambda i: copy.clone()) * 1e-6)
+    bandwidth = 2 * copy.nbytes / (time_of(lambda i: copy.clone()) * 1e-6)
     print(f"{torch.cuda.get_device_name()}: {bandwidth / 1e12:.2f} TB/s copied")
     for rows in options.rows:
         for cases in (attention_cases, other_cases):
             for name, moved, launch in cases(rows, options.context):
                 if options.only in name:
                     floor = moved / bandwidth * 1e6
-                    print(f"T={rows:3} {name:24} {graph_time(launch):8.1f} us  floor {floor:6.2f}")
+                    print(f"T={rows:3} {name:24} {time_of(launch):8.1f} us  floor {floor:6.2f}")
         if options.sweep:
             sweep(rows, options.context)
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from dspark.errors import UsageError
 from dspark.settings import Settings
+from dspark.target.caches import PAGE_TOKENS
 from dspark.target.checkpoint.preflight import check_headers
 from dspark.target.checkpoint.reader import CheckpointError
 from dspark.target.config import ConfigError, ModelConfig
 from dspark.target.sharding import check_tp
 
 ARCHITECTURE = "DeepseekV4ForCausalLM"
-PAGE_TOKENS = 256
 MIN_POOL_TOKENS = 2 * PAGE_TOKENS
 ADA = (8, 9)
 ALLOW_ANY_GPU = "DSPARK_ALLOW_ANY_GPU"  # for tests on a GPU whose kernels are not tuned

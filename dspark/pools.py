@@ -11,12 +11,11 @@ import torch
 from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
 from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig, MemoryPoolConfigurator
 
+from dspark.kernels.indexer.pages import PACKED_STRIDE
 from dspark.kernels.qkv.pages import page_stride
 from dspark.state import StateGeometry, StateLifecycle
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-
-INDEX_PAGE_BYTES = C4_PER_PAGE * (128 + 4)  # e4m3 key of 128 dims and one f32 scale an entry
 
 
 def layers_of(config: ModelConfig, ratio: int) -> list[int]:
@@ -104,7 +103,7 @@ class DSparkKVPool(WindowPool):
             self.layer_caches[layer] = LayerCaches(
                 window=self.window[layer],
                 compressed=_pool(pages, page_stride(C4_PER_PAGE), device),
-                index=_pool(pages, INDEX_PAGE_BYTES, device),
+                index=_pool(pages, PACKED_STRIDE, device),
                 state=self.state.pools.layer("c4", i),
                 index_state=self.state.pools.layer("idx", i),
             )
@@ -152,7 +151,7 @@ def pool_bytes(config: ModelConfig, stages: int, verify_rows: int) -> PoolBytes:
     c4, c128 = len(layers_of(config, 4)), len(layers_of(config, 128))
     one = state_geometry(config, 1, 1, verify_rows).nbytes()  # two owners: padding and one more
     return PoolBytes(
-        full_page=c4 * (page_stride(C4_PER_PAGE) + INDEX_PAGE_BYTES)
+        full_page=c4 * (page_stride(C4_PER_PAGE) + PACKED_STRIDE)
         + c128 * page_stride(C128_PER_PAGE),
         window_page=(config.num_hidden_layers + stages) * page_stride(PAGE_TOKENS)
         + (one["c4"] + one["idx"]) // 2,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from dspark.kernels.compress import few_rows
+from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, WIDTH
 from dspark.kernels.qkv.pages import page_stride
 from dspark.kernels.step import StepMeta, step_meta
 from dspark.state import StateGeometry, StatePools
@@ -45,7 +46,7 @@ def local_caches(
         return pages_of(page_stride(entries), entries * 512)
 
     def index_pool() -> torch.Tensor:
-        return pages_of(C4_PER_PAGE * 132, C4_PER_PAGE * 128)
+        return pages_of(PACKED_STRIDE, KEYS * WIDTH)
 
     caches, seen = [], {4: 0, 128: 0}
     for ratio in config.compress_ratios:

@@ -2,40 +2,12 @@
 
 import pytest
 import torch
+from kv_cases import filled_pool, rope_table, slot_lists
 
 from dspark.kernels.attention import mla_sparse
-from dspark.kernels.qkv import inv_rope, load_slots, page_stride, store_slots
+from dspark.kernels.qkv import inv_rope, load_slots, page_stride
 
 SCALE = 512**-0.5
-
-
-def table(positions: int = 64) -> torch.Tensor:
-    angle = torch.arange(positions)[:, None] * 10000.0 ** (-torch.arange(0, 64, 2) / 64)
-    return torch.cat([angle.cos(), angle.sin()], 1).float()
-
-
-def filled_pool(slots: int, per_page: int, seed: int) -> torch.Tensor:
-    """Packed pool whose page 0 is all NaN: nothing may read it."""
-    generator = torch.Generator().manual_seed(seed)
-    pages = 1 + -(-slots // per_page)
-    pool = torch.full((pages, page_stride(per_page)), 255, dtype=torch.uint8)
-    values = torch.randn(slots, 512, generator=generator)
-    loc = per_page + torch.arange(slots)
-    for part in torch.arange(slots).split(512):
-        store_slots(pool, per_page, loc[part].int(), values[part])
-    return pool
-
-
-def lists(rows: int, width: int, slots: int, per_page: int, seed: int):
-    """Distinct slots off page 0, a -1 tail, and lengths that include 0 and the full width."""
-    generator = torch.Generator().manual_seed(seed)
-    length = torch.randint(0, width + 1, (rows,), generator=generator).int()
-    length[0] = width
-    idx = torch.stack(
-        [torch.randperm(slots, generator=generator)[:width].sort().values for _ in range(rows)]
-    )
-    idx = (idx + per_page).masked_fill(torch.arange(width) >= length[:, None], -1)
-    return idx.int(), length
 
 
 def dense(q, pools, sink):
@@ -52,11 +24,11 @@ def dense(q, pools, sink):
 def test_every_list_width(width):
     torch.manual_seed(width)
     pool = filled_pool(700, 256, 1)
-    idx, length = lists(3, width, 700, 256, 2)
+    idx, length = slot_lists(3, width, 700, 256, 2)
     q, sink = torch.randn(3, 8, 512).bfloat16(), torch.randn(8)
     pos = torch.tensor([5, 9, 33])
-    out = mla_sparse(q, pool, 256, idx, length, None, 0, None, None, sink, SCALE, table(), pos)
-    expected = inv_rope(dense(q, [(pool, 256, idx, length)], sink).float(), table(), pos)
+    out = mla_sparse(q, pool, 256, idx, length, None, 0, None, None, sink, SCALE, rope_table(), pos)
+    expected = inv_rope(dense(q, [(pool, 256, idx, length)], sink).float(), rope_table(), pos)
     assert torch.equal(out, expected.bfloat16())
 
 
@@ -64,8 +36,8 @@ def test_every_list_width(width):
 def test_window_and_compressed_lists(heads):
     torch.manual_seed(heads)
     window, entries = filled_pool(300, 256, 3), filled_pool(200, 64, 4)
-    idx, length = lists(5, 128, 300, 256, 5)
-    x_idx, x_len = lists(5, 40, 200, 64, 6)
+    idx, length = slot_lists(5, 128, 300, 256, 5)
+    x_idx, x_len = slot_lists(5, 40, 200, 64, 6)
     q, sink, pos = torch.randn(5, heads, 512), torch.randn(heads), torch.arange(5)
     out = mla_sparse(q, window, 256, idx, length, entries, 64, x_idx, x_len, sink, SCALE, None, pos)
     expected = dense(q, [(window, 256, idx, length), (entries, 64, x_idx, x_len)], sink)
@@ -92,7 +64,7 @@ def test_empty_lists_give_zero_and_read_nothing():
     q = torch.randn(2, 8, 512).bfloat16()
     q[1] = torch.nan  # a padded row may hold anything
     for extra in [(None, 0, None, None), (pool, 64, none, zero)]:
-        out = mla_sparse(q, pool, 64, none, zero, *extra, torch.zeros(8), SCALE, table(), pos)
+        out = mla_sparse(q, pool, 64, none, zero, *extra, torch.zeros(8), SCALE, rope_table(), pos)
         assert torch.equal(out, torch.zeros_like(out))
 
 
@@ -116,14 +88,14 @@ def test_slots_past_the_length_and_minus_one_holes_are_skipped():
 def test_rows_do_not_depend_on_their_batch(dtype):
     torch.manual_seed(9)
     window, entries = filled_pool(300, 256, 10), filled_pool(200, 64, 11)
-    idx, length = lists(48, 128, 300, 256, 12)
-    x_idx, x_len = lists(48, 16, 200, 64, 13)
+    idx, length = slot_lists(48, 128, 300, 256, 12)
+    x_idx, x_len = slot_lists(48, 16, 200, 64, 13)
     q, sink, pos = torch.randn(48, 8, 512).to(dtype), torch.randn(8), torch.arange(48)
 
     def run(rows):
         return mla_sparse(
             q[rows], window, 256, idx[rows], length[rows], entries, 64, x_idx[rows], x_len[rows],
-            sink, SCALE, table(), pos[rows],
+            sink, SCALE, rope_table(), pos[rows],
         )  # fmt: skip
 
     whole, order = run(torch.arange(48)), torch.randperm(48)
@@ -135,11 +107,13 @@ def test_heads_do_not_see_each_other():
     """Heads of one rank, and NaN in heads that only pad, leave the others bit for bit alone."""
     torch.manual_seed(14)
     pool = filled_pool(200, 256, 15)
-    idx, length = lists(4, 128, 200, 256, 16)
+    idx, length = slot_lists(4, 128, 200, 256, 16)
     q, sink, pos = torch.randn(4, 16, 512).bfloat16(), torch.randn(16), torch.arange(4)
 
     def run(q, sink):
-        return mla_sparse(q, pool, 256, idx, length, None, 0, None, None, sink, SCALE, table(), pos)
+        return mla_sparse(
+            q, pool, 256, idx, length, None, 0, None, None, sink, SCALE, rope_table(), pos
+        )
 
     whole = run(q, sink)
     shards = [run(q[:, h : h + 4], sink[h : h + 4]) for h in range(0, 16, 4)]
@@ -152,13 +126,13 @@ def test_heads_do_not_see_each_other():
 def test_long_prefill_equals_row_by_row():
     torch.manual_seed(17)
     pool = filled_pool(300, 256, 18)
-    idx, length = lists(200, 128, 300, 256, 19)
+    idx, length = slot_lists(200, 128, 300, 256, 19)
     q, sink, pos = torch.randn(200, 4, 512).bfloat16(), torch.randn(4), torch.arange(200) % 64
 
     def run(rows):
         return mla_sparse(
             q[rows], pool, 256, idx[rows], length[rows], None, 0, None, None, sink, SCALE,
-            table(), pos[rows],
+            rope_table(), pos[rows],
         )  # fmt: skip
 
     whole = run(torch.arange(200))
