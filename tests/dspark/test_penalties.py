@@ -170,3 +170,10 @@ def test_the_token_in_flight_is_counted_in_decode_only():
     assert counted == []
     step(decode=True)
     assert counted[0].tolist() == [4, 5]
+
+
+def test_min_new_tokens_without_a_tokenizer_is_refused():
+    """Nothing would tell which token ends a text; SGLang answers this ValueError with 400."""
+    params = SamplingParams(max_new_tokens=9, min_new_tokens=4)
+    with pytest.raises(ValueError, match="min_new_tokens=4 is unavailable"):
+        params.normalize(None)
