@@ -53,8 +53,8 @@ def load_plugin() -> None:
     load_plugins()
     if not plugin.registered():
         raise UsageError(
-            "SGLang did not load this plugin; reinstall sglang-dspark, and if SGLANG_PLUGINS is "
-            "set, add 'dspark' to it."
+            "SGLang did not load this plugin, for a reason that is in the log above, or because "
+            "SGLANG_PLUGINS is set without 'dspark' in it, or because it is not installed."
         )
 
 

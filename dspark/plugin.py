@@ -223,7 +223,7 @@ def check_state_when_idle(original, scheduler):
 
 
 def make_backend(runner):
-    """Attention backend of the target or draft runner; also where the worker checks itself."""
+    """Attention backend of the target or draft runner; the worker checks itself here too."""
     check_worker()
     from dspark.backend import make_backend
 
@@ -270,12 +270,26 @@ def refuse_model(sentence: str) -> None:
 
 
 def register() -> None:
-    """Entry point of the group `sglang.srt.plugins`; SGLang calls it once in every process."""
+    """Entry point of the group `sglang.srt.plugins`; SGLang calls it once in every process.
+
+    SGLang logs what this raises and goes on without us. Hence the model class is named before
+    anything can fail: where it is built in a worker, it stops (`check_worker`).
+    """
     global _registered
-    _registered = True
+    seams.name_models()
     if fault := seams.find_version_fault():
         refuse_model(fault)
-        return
+    else:
+        try:
+            put_in_place()
+        except Exception as error:
+            refuse_model(f"this plugin could not be set up ({error}); reinstall SGLang.")
+            raise
+    _registered = True
+
+
+def put_in_place() -> None:
+    """Register every hook, or refuse the model where SGLang is not as we rely on it."""
     seams.register_models()  # first: checking the seams imports SGLang's model registry
     if faults := seams.verify():
         print(*(f"dspark: {line}" for line in faults), sep="\n", file=sys.stderr, flush=True)
@@ -293,10 +307,14 @@ def register() -> None:
 
 
 def registered() -> bool:
-    """Whether SGLang has called `register` in this process."""
+    """Whether SGLang has called `register` in this process, and it came to its end."""
     return _registered
 
 
 def check_worker() -> None:
     """Raise seams.HookLost in a worker process where stock code would run instead of ours."""
+    if not _registered:
+        raise seams.HookLost(
+            "this plugin was not set up in the worker process; the log above says why."
+        )
     seams.require_active(HOOKS.items(), make_backend)

@@ -419,10 +419,14 @@ def require_active(hooks: Iterable[tuple[str, Callable]], backend_factory: Calla
         )
 
 
+def name_models() -> None:
+    """Have this process and its children load our model classes, unless the user named others."""
+    os.environ.setdefault(EXTERNAL_MODELS, MODEL_PACKAGE)
+
+
 def register_models() -> None:
     """Put our model classes before SGLang's own, beside any package the user already named."""
-    previous = os.environ.setdefault(EXTERNAL_MODELS, MODEL_PACKAGE)
-    if previous != MODEL_PACKAGE:
+    if os.environ[EXTERNAL_MODELS] != MODEL_PACKAGE:
         from sglang.srt.models.registry import ModelRegistry
 
         ModelRegistry.register(MODEL_PACKAGE, overwrite=True)

@@ -10,6 +10,7 @@ from torch import nn
 
 from dspark.kernels.collective import tp_sum
 from dspark.kernels.linear import Bf16Weight, bf16_linear
+from dspark.plugin import check_worker
 from dspark.target.config import ModelConfig
 from dspark.target.model import embed_streams, run_layers
 from dspark.target.weights import TargetWeights, load_target_from_iterator
@@ -71,6 +72,7 @@ class DeepseekV4ForCausalLM(nn.Module):
     def __init__(self, config, quant_config=None, prefix: str = ""):
         # quant_config describes SGLang's own FP8 layers; ours read the checkpoint's scales.
         super().__init__()
+        check_worker()  # this class is built even where the plugin could not be set up
         self.hf_config = config
         self.config = ModelConfig.from_hf(config)
         self.rank, self.tp_size, self.group = tensor_parallel_group()

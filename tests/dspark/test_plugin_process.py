@@ -20,7 +20,7 @@ DROP_ONE = """
 from sglang.srt.plugins.hook_registry import HookRegistry
 apply = HookRegistry._apply_target.__func__
 def fail_for_one(cls, target, hooks):
-    if target.endswith("create_memory_pool_configurator"):
+    if target.endswith("SpeculativeAlgorithm.create_worker"):
         raise ValueError("this hook does not apply")
     return apply(cls, target, hooks)
 HookRegistry._apply_target = classmethod(fail_for_one)
@@ -32,6 +32,15 @@ try:
 except seams.HookLost as error:
     sys.exit(f"LOST {error}")
 print("ACTIVE")
+"""
+
+BUILD_TARGET = """
+from sglang.srt.models.registry import ModelRegistry
+model, _ = ModelRegistry.resolve_model_cls(["DeepseekV4ForCausalLM"])
+try:
+    model(None)
+except seams.HookLost as error:
+    sys.exit(f"LOST {error}")
 """
 
 # A model that is not DeepSeek-V4 must reach SGLang's own code through every hook.
@@ -93,10 +102,32 @@ def test_every_hook_takes_and_other_models_pass_through():
 
 
 def test_a_hook_that_sglang_could_not_apply_stops_the_worker():
-    done = run_worker(before=DROP_ONE, after=CHECK)
+    """Here the hook that chooses our worker over the stock one."""
+    done = run_worker(before=DROP_ONE, after=BUILD_TARGET)
     assert done.returncode == 1
     assert "LOST SGLang did not apply the hook on" in done.stderr
-    assert "create_memory_pool_configurator" in done.stderr
+    assert "SpeculativeAlgorithm.create_worker" in done.stderr
+
+
+BROKEN = """
+from dspark import plugin, seams
+def verify():
+    raise RuntimeError("a seam that cannot even be checked")
+seams.verify = verify
+from sglang.srt.plugins import load_plugins as load_plugin  # as a worker does
+"""
+
+
+def test_a_plugin_that_could_not_be_set_up_serves_no_stock_model(tmp_path):
+    """The launcher refuses the model in a sentence; a worker that got further stops as it builds
+    the target, where no hook, attention backend or worker of ours would be in place."""
+    (path,) = write_configs(tmp_path, "DeepseekV4ForCausalLM")
+    done = run_worker(BROKEN, START_ALL.format(paths=[path]) + BUILD_TARGET)
+    assert done.stdout.startswith(f"REFUSED {path} dspark: this plugin could not be set up")
+    assert "a seam that cannot even be checked" in done.stdout
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == "LOST this plugin was not set up in the worker process; the log above says why."
 
 
 def test_plugin_left_out_of_the_allow_list_is_one_sentence():
@@ -112,7 +143,7 @@ real = importlib.metadata.version
 importlib.metadata.version = lambda name: "0.5.16" if name == "sglang" else real(name)
 """
 
-START_BOTH = """
+START_ALL = """
 from sglang.srt.server_args import ServerArgs
 for path in {paths!r}:
     try:
@@ -126,13 +157,18 @@ for path in {paths!r}:
 """
 
 
+def write_configs(root: Path, *architectures: str) -> list[str]:
+    """Directories that hold a config.json alone."""
+    for name in architectures:
+        (root / name).mkdir()
+        config = {"architectures": [name], "model_type": "llama"}
+        (root / name / "config.json").write_text(json.dumps(config))
+    return [str(root / name) for name in architectures]
+
+
 def test_another_sglang_version_refuses_deepseek_v4_only(tmp_path):
-    paths = [str(tmp_path / name) for name in ("DeepseekV4ForCausalLM", "LlamaForCausalLM")]
-    for path in paths:
-        Path(path).mkdir()
-        config = {"architectures": [Path(path).name], "model_type": "llama"}
-        (Path(path) / "config.json").write_text(json.dumps(config))
-    done = run_worker(REFUSE_VERSION, START_BOTH.format(paths=paths))
+    paths = write_configs(tmp_path, "DeepseekV4ForCausalLM", "LlamaForCausalLM")
+    done = run_worker(REFUSE_VERSION, START_ALL.format(paths=paths))
     first, second = done.stdout.strip().splitlines()
     assert first.startswith(f"REFUSED {paths[0]} dspark: this plugin works with SGLang 0.5.17 only")
     assert "found 0.5.16" in first
