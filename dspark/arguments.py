@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dspark import tuned
 from dspark.errors import UsageError
 from dspark.settings import Settings
 from dspark.target.caches import PAGE_TOKENS
@@ -221,6 +222,7 @@ def refuse(server_args, config: ModelConfig) -> None:
             raise UsageError(f"{name} is set, but sglang-dspark does not serve {what}.")
     refuse_sizes(server_args)
     refuse_speculation(server_args, config)
+    tuned.files()  # a bad path should stop the launcher, not a worker
     if not uses_cpu(server_args):
         refuse_gpu()
 

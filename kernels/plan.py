@@ -91,25 +91,26 @@ def load_winner(path: Path, sm: int) -> bool:
     source is ignored with a warning that says why. True when it was taken.
     """
     winner = json.loads(path.read_text())
+    config = winner.get("config")
     family, _, op = str(winner.get("op")).partition(".")
     known = family in FAMILIES and op in _kernel_module(family).LAUNCH
     reason = None
     if winner.get("schema") != 1:
         reason = f"its schema is {winner.get('schema')}, not 1"
     elif not known:
-        reason = f"there is no op {winner['op']!r}"
+        reason = f"there is no op {winner.get('op')!r}"
     elif winner.get("sm") != sm:
         reason = f"it was tuned for sm_{winner.get('sm')}, this is sm_{sm}"
     elif winner.get("source_sha256") != source_sha256(family):
         reason = "the kernel has changed since"
-    elif (
-        winner["config"]["constexprs"].keys() != _kernel_module(family).LAUNCH[op].constexprs.keys()
-    ):
+    elif not isinstance(config, dict) or config.keys() != set(LaunchConfig._fields):
+        reason = f"its config does not consist of {', '.join(LaunchConfig._fields)}"
+    elif config["constexprs"].keys() != _kernel_module(family).LAUNCH[op].constexprs.keys():
         reason = "it sets other constants than the kernel has"
     if reason is not None:
         warnings.warn(f"{path}: tuned configuration ignored, {reason}", stacklevel=2)
         return False
-    _kernel_module(family).LAUNCH[op] = LaunchConfig(**winner["config"])
+    _kernel_module(family).LAUNCH[op] = LaunchConfig(**config)
     return True
 
 

@@ -8,6 +8,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from torch import nn
 
+from dspark import tuned
 from dspark.kernels.collective import tp_sum
 from dspark.kernels.linear import Bf16Weight, bf16_linear
 from dspark.plugin import check_worker
@@ -77,6 +78,7 @@ class DeepseekV4ForCausalLM(nn.Module):
         self.config = ModelConfig.from_hf(config)
         self.rank, self.tp_size, self.group = tensor_parallel_group()
         self.device = torch.get_default_device()
+        tuned.load(self.device)  # before any launch; the draft runs in this process too
         self.logits_processor = LogitsProcessor(config)
         self.capture_layers: frozenset[int] = frozenset()
         self.weights: TargetWeights

@@ -42,6 +42,9 @@ def test_a_winner_replaces_its_entry(winner):
         ({"sm": 90}, "tuned for sm_90"),
         ({"source_sha256": "0" * 64}, "has changed"),
         ({"config": {"num_warps": 1, "num_stages": 1, "constexprs": {}}}, "other constants"),
+        ({"config": {"num_warps": 1, "constexprs": {}}}, "consist of num_warps, num_stages"),
+        ({"config": None}, "consist of"),
+        ({"op": None}, "no op None"),
     ],
 )
 def test_a_winner_for_something_else_is_ignored_with_the_reason(winner, changes, reason):
