@@ -300,5 +300,5 @@ def test_a_bad_speculation_setting_stops_the_launcher(monkeypatch):
 
 def test_a_bad_tuned_configuration_stops_the_launcher(tiny_checkpoint, monkeypatch):
     monkeypatch.setenv("DSPARK_TUNED", "nowhere/winner.json")
-    with pytest.raises(UsageError, match="DSPARK_TUNED: nowhere/.* cannot be read"):
+    with pytest.raises(UsageError, match="DSPARK_TUNED: nowhere/winner"):
         arguments.resolve(lambda _: None, server_args(model_path=str(tiny_checkpoint)))
