@@ -1,7 +1,8 @@
 """When a request ends inside a run of accepted tokens: as if they had come one by one.
 
 SGLang tests the length limit before stop tokens and stop strings, and tests the whole run at
-once. A run that reaches the limit would then end by length although a stop came before it.
+once. A run that reaches the limit would then end by length although a stop came before it. It
+also counts all of the run as reasoning where the request ends inside it.
 """
 
 from collections.abc import Callable
@@ -25,6 +26,9 @@ def update_finish_state(original: Callable, req: Any, new_accepted_len: int = 1)
         _look_for_stop(original, req, new_accepted_len - beyond, limit)
     if not req.finished():
         original(req, new_accepted_len)
+    if req.finished():
+        # SGLang has counted the whole run; what lies beyond the end was never sent.
+        req.reasoning_tokens = min(req.reasoning_tokens, len(req.output_ids_through_stop))
 
 
 def abort(req: Any, new_accepted_len: int) -> None:
