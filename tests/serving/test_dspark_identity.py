@@ -108,6 +108,20 @@ def test_batches_of_every_size(server, truth):
     assert ids(outputs) == [out[:n] for out, n in zip(truth, lengths, strict=True)]
 
 
+@pytest.mark.parametrize(
+    "together", [16, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 4))]
+)
+def test_one_prompt_many_times(server, truth, together):
+    """More requests than slots, so that they wait, share a prefix and meet others mid-way."""
+    server.flush_cache()
+    outputs = [
+        out
+        for _ in range(16 // together)
+        for out in server.generate_concurrently([PROMPTS[6]] * together, [TOKENS] * together)
+    ]
+    assert {tuple(out.ids) for out in outputs} == {tuple(truth[6])}
+
+
 def test_cached_prefix_drafts_as_well_as_a_cold_one(server, truth):
     """The draft's own state comes with the prefix: same tokens, same acceptance."""
     server.flush_cache()

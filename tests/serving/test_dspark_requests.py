@@ -97,6 +97,14 @@ def test_stop_strings(target, server, length, start):
     assert finish(ours) == finish(theirs)
 
 
+def test_nothing_behind_a_stop_string_is_streamed(target, server):
+    text = ask(target, FOUR[1:2])[0]["text"]
+    stop = {"stop": text[4:7]}
+    events = [event.text for event in server.stream(FOUR[1], TOKENS, **stop)]
+    assert events[-1] == ask(target, FOUR[1:2], **stop)[0]["text"]
+    assert all(events[-1].startswith(event) for event in events)
+
+
 def test_log_probabilities_are_the_targets(target, server):
     wish = {"return_logprob": True, "top_logprobs_num": 3, "token_ids_logprob": [5, 6]}
     wish["logprob_start_len"] = 0
@@ -193,7 +201,8 @@ def test_requests_of_every_kind_in_one_batch(target, server, truth):
         plain | {"repetition_penalty": 1.5},
         plain,
     ]
-    both = server.request("/generate", {"input_ids": eight, "sampling_params": kinds})
+    scored = {"return_logprob": [False] * 7 + [True]}
+    both = server.request("/generate", {"input_ids": eight, "sampling_params": kinds} | scored)
     single = {i: ask(target, [eight[i]], **kinds[i])[0]["output_ids"] for i in (2, 3, 5, 6)}
     assert both[0]["output_ids"] == truth[0]
     assert both[7]["output_ids"] == truth[3]
@@ -201,6 +210,13 @@ def test_requests_of_every_kind_in_one_batch(target, server, truth):
         assert both[i]["output_ids"] == expected, i
     seeded = ask(server, [eight[4]], **kinds[4])[0]["output_ids"]
     assert both[4]["output_ids"] == seeded
+    assert set(both[3]["text"]) <= {"a", "b"}
+    # SGLang computes them by another formula beside sampled requests, hence not bit for bit.
+    scores = ask(target, [eight[7]], {"return_logprob": True})[0]["meta_info"]
+    expected = [value for value, *_ in scores["output_token_logprobs"]]
+    found = [value for value, *_ in both[7]["meta_info"]["output_token_logprobs"]]
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert "output_token_logprobs" not in both[0]["meta_info"]
 
 
 POISON = """
@@ -222,8 +238,10 @@ def poison() -> str:
     return namespace["Poison"].to_str()
 
 
-def test_a_request_without_usable_logits_fails_alone(server, truth):
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_request_without_usable_logits_fails_alone(server, truth, temperature):
     results = {}
+    poisoned = {"temperature": temperature, "custom_params": {"poison": 1}}
 
     def run(name, index, extra):
         body = {
@@ -240,7 +258,7 @@ def test_a_request_without_usable_logits_fails_alone(server, truth):
 
     threads = [
         threading.Thread(target=run, args=("a", 0, {})),
-        threading.Thread(target=run, args=("b", 1, {"custom_params": {"poison": 1}})),
+        threading.Thread(target=run, args=("b", 1, poisoned)),
         threading.Thread(target=run, args=("c", 2, {})),
     ]
     for thread in threads:
