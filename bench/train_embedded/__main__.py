@@ -13,7 +13,7 @@ from dspark.bench.train_embedded import train_draft, train_target
 from dspark.bench.train_embedded.data import Corpus, load_corpus
 from dspark.bench.train_embedded.evaluate import completions, evaluate
 from dspark.bench.train_embedded.session import Budget, pick_device
-from dspark.bench.train_embedded.store import Log, load_masters, save_masters
+from dspark.bench.train_embedded.store import Log, load_masters, save_blocks, save_masters
 from dspark.target.config import ModelConfig
 
 TINY_STEPS = 3
@@ -84,13 +84,14 @@ class Run:
         save_masters(self.out, "draft", masters)
 
     def evaluate(self) -> None:
-        report = evaluate(
+        report, measured = evaluate(
             self.masters("target"), self.masters("draft"), self.corpus(), self.config,
             self.numerics, self.device, sequences=2 if self.tiny else 256,
             length=128 if self.tiny else 640, prompt=64 if self.tiny else 128,
         )  # fmt: skip
         text = json.dumps(report, indent=1)
         (self.out / "acceptance.json").write_text(text + "\n")
+        save_blocks(self.out / "blocks.safetensors", measured)
         print(text, flush=True)
 
     def corpus_phase(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 
 from dspark import sts
-from dspark.bench.train_embedded.acceptance import measure, summarise
+from dspark.bench.train_embedded.acceptance import Blocks, measure, summarise
 from dspark.bench.train_embedded.attention import build_ropes
 from dspark.bench.train_embedded.config import dspark_of
 from dspark.bench.train_embedded.data import HELD_OUT, Corpus, windows
@@ -40,14 +40,15 @@ def evaluate(
     length: int,
     prompt: int,
     seed: int = 11,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Blocks]]:
     """Acceptance per held-out stream and temperature; STS fitted on one half, tested on the other.
 
-    target, draft: masters.
+    target, draft: masters. The blocks come along so that a calibration can be fitted to a mixture.
     """
     shared, drafted = prepare(target, numerics, True), prepare(draft, numerics, True)
     ropes = build_ropes(config, length + dspark_of(config).block_size, device)
     report: dict[str, Any] = {}
+    measured: dict[str, Blocks] = {}
     for name in HELD_OUT:
         for temperature in (0.0, 1.0):
             generator = step_generator(seed, int(temperature), device)
@@ -61,6 +62,7 @@ def evaluate(
                 sample, prompt, temperature == 0, drafted, shared, ropes, config, numerics,
                 generator,
             )  # fmt: skip
+            measured[f"{name} T={temperature:.0f}"] = blocks
             half = len(blocks.accepted) // 2
             fitted = sts.fit(blocks.confidence[:half], blocks.accepted[:half], name)
             report[f"{name} T={temperature:.0f}"] = summarise(blocks)._asdict() | {
@@ -74,7 +76,7 @@ def evaluate(
                     (1.0,) * len(fitted.temperatures),
                 ),
             }
-    return report
+    return report, measured
 
 
 def calibration_errors(

@@ -2,8 +2,9 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -40,6 +41,14 @@ def load_masters(directory: Path, stem: str, device: torch.device) -> Weights:
     if not files:
         raise FileNotFoundError(f"{directory} holds no {stem}-*.safetensors.")
     return {n: t.to(device) for file in files for n, t in load_file(file).items()}
+
+
+def save_blocks(file: Path, blocks: Mapping[str, NamedTuple]) -> None:
+    """Every field of every entry as the tensor `<entry>/<field>`."""
+    save_file(
+        {f"{name}/{field}": t for name, b in blocks.items() for field, t in b._asdict().items()},
+        file,
+    )
 
 
 def save_state(file: Path, state: dict[str, Any]) -> None:
