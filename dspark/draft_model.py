@@ -14,7 +14,8 @@ import torch
 from dspark.kernels.linear import Bf16Weight, bf16_linear, fp8_linear, rms_norm
 from dspark.kernels.qkv import kv_norm_rope_store
 from dspark.kernels.step import DraftMeta
-from dspark.target.attention import WindowRows, attend
+from dspark.target import attention
+from dspark.target.attention import WindowRows
 from dspark.target.block import Site, block_sites, collapse_streams, through_sites
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
@@ -96,12 +97,13 @@ def run_block(
     sites: list[Site] = []
     for stage, cache in zip(w.blocks, caches, strict=True):
 
-        def attention(x, attn: AttentionWeights = stage.attn, cache: LayerCaches = cache):
-            latent = rms_norm(fp8_linear(x, attn.wq_a), attn.q_norm, config.rms_norm_eps)
+        def attend(x, attn: AttentionWeights = stage.attn, cache: LayerCaches = cache):
+            latent, kv = attention.project(x, attn, config)
+            q = fp8_linear(latent, attn.wq_b)
             # Stores the whole block before it attends, so every row sees every row.
-            return attend(x, latent, attn, config, rope, rows, cache)
+            return attention.attend(q, kv, attn, config, rope, rows, cache)
 
-        sites.extend(block_sites(token_ids, stage, config, attention))
+        sites.extend(block_sites(token_ids, stage, config, attend))
     *_, streams = through_sites(embed_streams(embedded), sites, config, group)
     hidden = collapse_streams(streams, w.hc_head, config)
     normed = rms_norm(hidden, w.norm, config.rms_norm_eps)

@@ -16,12 +16,19 @@ import torch
 from dspark.kernels.attention import mla_sparse
 from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
 from dspark.kernels.indexer import index_q, index_select
-from dspark.kernels.linear import bf16_linear, fp8_linear, grouped_linear, rms_norm
+from dspark.kernels.linear import (
+    bf16_linear,
+    bf16_linear_parts,
+    fp8_linear,
+    fp8_linear_parts,
+    grouped_linear,
+    rms_norm,
+)
 from dspark.kernels.qkv import q_kv_prepare
 from dspark.kernels.step import StepMeta
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.weights import AttentionWeights, CompressorWeights, IndexerWeights
+from dspark.target.weights import AttentionWeights
 
 
 class WindowRows(NamedTuple):
@@ -31,6 +38,13 @@ class WindowRows(NamedTuple):
     loc: torch.Tensor  # i32 [T] window slot this row's latent is stored in, -1 for padded rows
     idx: torch.Tensor  # i32 [T, A] window slots to attend, ascending position, -1 tail
     length: torch.Tensor  # i32 [T]
+
+
+class Projected(NamedTuple):
+    """Both low-rank projections of the input rows."""
+
+    latent: torch.Tensor  # [T, q_lora_rank] normed query latent
+    kv: torch.Tensor  # [T, 512] before its norm
 
 
 class Entries(NamedTuple):
@@ -68,20 +82,30 @@ def attention(
     Returns:
         [T, hidden] this rank's partial sum; the caller reduces over ranks.
     """
-    latent = rms_norm(fp8_linear(x, w.wq_a), w.q_norm, config.rms_norm_eps)
+    latent, kv = project(x, w, config)
     entries = None
     if ratio == 4:
-        assert w.indexer is not None
-        _compress_c4(x, w, config, rope, meta, caches, few_rows)
-        entries = _select(x, latent, w.indexer, config, rope, meta, caches)
-    elif ratio == 128:
-        entries = _compress_c128(x, w, config, rope, meta, caches)
-    return attend(x, latent, w, config, rope, window_rows(meta), caches, entries)
+        widths = (w.sink.shape[0] * config.head_dim, config.index_n_heads * config.index_head_dim)
+        q, index_query = fp8_linear_parts(latent, w.wq_b, widths)
+        entries = _entries_c4(x, index_query, w, config, rope, meta, caches, few_rows)
+    else:
+        q = fp8_linear(latent, w.wq_b)
+        if ratio == 128:
+            entries = _entries_c128(x, w, config, rope, meta, caches)
+    return attend(q, kv, w, config, rope, window_rows(meta), caches, entries)
+
+
+def project(x: torch.Tensor, w: AttentionWeights, config: ModelConfig) -> Projected:
+    """Query latent and key-value latent of x [T, hidden]. Used by the draft too."""
+    width = w.kv_norm.shape[0]
+    latent, kv = fp8_linear_parts(x, w.wqkv_a, (w.wqkv_a.codes.shape[0] - width, width))
+    rank = w.q_norm.shape[0]  # its rows are followed by zeros up to a whole block
+    return Projected(rms_norm(latent[:, :rank], w.q_norm, config.rms_norm_eps), kv)
 
 
 def attend(
-    x: torch.Tensor,
-    latent: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
     w: AttentionWeights,
     config: ModelConfig,
     rope: torch.Tensor,
@@ -92,16 +116,16 @@ def attend(
     """Store the rows' latents, attend window plus `entries`, project back. Used by the draft too.
 
     Args:
-        latent: [T, q_lora_rank] normed query latent.
+        q: [T, H * 512] this rank's queries.
+        kv: [T, 512] from `project`.
 
     Returns:
         [T, hidden] this rank's partial sum.
     """
     heads = w.sink.shape[0]
-    q = fp8_linear(latent, w.wq_b).view(-1, heads, config.head_dim)
     q = q_kv_prepare(
-        q,
-        fp8_linear(x, w.wkv),
+        q.view(-1, heads, config.head_dim),
+        kv,
         w.kv_norm,
         rope,
         rows.pos,
@@ -130,7 +154,7 @@ def attend(
     return fp8_linear(grouped, w.wo_b)
 
 
-def _compress_c128(
+def _entries_c128(
     x: torch.Tensor,
     w: AttentionWeights,
     config: ModelConfig,
@@ -138,11 +162,12 @@ def _compress_c128(
     meta: StepMeta,
     caches: LayerCaches,
 ) -> Entries:
+    assert w.wcompress is not None
     assert w.compressor is not None
     assert caches.state is not None
     assert caches.compressed is not None
     c128_compress(
-        bf16_linear(x, w.compressor.wkv_gate, out_dtype=torch.float32),
+        bf16_linear(x, w.wcompress, out_dtype=torch.float32),
         w.compressor.ape,
         caches.state,
         meta.c128_plan,
@@ -157,21 +182,40 @@ def _compress_c128(
     return Entries(meta.c128_idx, meta.c128_len, C128_PER_PAGE)
 
 
-def _compress_c4(
+def _entries_c4(
     x: torch.Tensor,
+    index_query: torch.Tensor,
     w: AttentionWeights,
     config: ModelConfig,
     rope: torch.Tensor,
     meta: StepMeta,
     caches: LayerCaches,
     few_rows: bool,
-) -> None:
-    """Form the C4 entries that close in this forward, and the index keys that find them."""
+) -> Entries:
+    """Form the C4 entries that close in this forward and their index keys, then let the indexer
+    choose. Every rank runs all of it: all must select the same entries.
+
+    index_query: [T, index heads * 128].
+    """
+    assert w.wcompress is not None
     assert w.compressor is not None
-    assert w.indexer is not None
+    assert w.index_compressor is not None
+    assert caches.state is not None
+    assert caches.compressed is not None
+    assert caches.index_state is not None
+    assert caches.index is not None
+    heads = config.index_n_heads
+    widths = (4 * config.head_dim, 4 * config.index_head_dim, heads)
+    raw, index_raw, head_weights = bf16_linear_parts(x, w.wcompress, widths, torch.float32)
     c4_compress_pair(
-        _c4_stream(x, w.compressor, caches.state, caches.compressed),
-        _c4_stream(x, w.indexer.compressor, caches.index_state, caches.index),
+        C4Stream(raw, w.compressor.ape, caches.state, w.compressor.norm, caches.compressed),
+        C4Stream(
+            index_raw,
+            w.index_compressor.ape,
+            caches.index_state,
+            w.index_compressor.norm,
+            caches.index,
+        ),
         meta.c4_plan,
         meta.c4_store,
         rope,
@@ -180,36 +224,8 @@ def _compress_c4(
         config.rms_norm_eps,
         few_rows=few_rows,
     )
-
-
-def _c4_stream(
-    x: torch.Tensor, w: CompressorWeights, state: torch.Tensor | None, pool: torch.Tensor | None
-) -> C4Stream:
-    assert state is not None
-    assert pool is not None
-    raw = bf16_linear(x, w.wkv_gate, out_dtype=torch.float32)
-    return C4Stream(raw, w.ape, state, w.norm, pool)
-
-
-def _select(
-    x: torch.Tensor,
-    latent: torch.Tensor,
-    w: IndexerWeights,
-    config: ModelConfig,
-    rope: torch.Tensor,
-    meta: StepMeta,
-    caches: LayerCaches,
-) -> Entries:
-    """Let the indexer choose. Every rank runs all of it: all must select the same entries."""
-    query = index_q(
-        fp8_linear(latent, w.wq_b).view(-1, config.index_n_heads, config.index_head_dim),
-        bf16_linear(x, w.weights_proj),
-        rope,
-        meta.pos,
-    )
-    assert caches.index is not None
     chosen = index_select(
-        query,
+        index_q(index_query.view(-1, heads, config.index_head_dim), head_weights, rope, meta.pos),
         caches.index,
         meta.page_table,
         meta.row_req,

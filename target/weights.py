@@ -26,32 +26,36 @@ from dspark.target.sharding import Rank, check_tp
 class CompressorWeights(NamedTuple):
     """Forms compressed entries of width Dh: 512 for attention, 128 for the indexer."""
 
-    wkv_gate: Bf16Weight  # C4 [4*Dh, hidden]: kv A, kv B, score A, score B; C128 [2*Dh, hidden]
     ape: torch.Tensor  # f32; C4 [8, Dh]: rows 0-3 for the A half, 4-7 for B; C128 [128, Dh]
     norm: torch.Tensor  # bf16 [Dh]
 
 
-class IndexerWeights(NamedTuple):
-    """Replicated: every rank must select the same entries."""
-
-    wq_b: Fp8Weight  # [index heads * 128, q_lora_rank]
-    weights_proj: Bf16Weight  # [index heads, hidden]
-    compressor: CompressorWeights
-
-
 class AttentionWeights(NamedTuple):
-    """H heads and G output groups of this rank."""
+    """H heads and G output groups of this rank; the compressors and the indexer are replicated.
 
-    wq_a: Fp8Weight  # [q_lora_rank, hidden]
+    Matrices that multiply the same input are stacked, for one launch.
+    """
+
+    wqkv_a: Fp8Weight  # [q_lora_rank in whole blocks of 128 (rows of zeros) + 512, hidden]
     q_norm: torch.Tensor  # bf16 [q_lora_rank]
-    wq_b: Fp8Weight  # [H * 512, q_lora_rank]
-    wkv: Fp8Weight  # [512, hidden]
+    wq_b: Fp8Weight  # [H * 512, q_lora_rank]; ratio 4: then [index heads * 128, q_lora_rank]
     kv_norm: torch.Tensor  # bf16 [512]
     wo_a: Fp8Weight  # [G * o_lora_rank, 512 * heads per group]
     wo_b: Fp8Weight  # [hidden, G * o_lora_rank]
     sink: torch.Tensor  # f32 [H]
+    # Ratio 128 [kv 512 | score 512, hidden]. Ratio 4 [kv A | kv B | score A | score B 4*512], the
+    # same of the indexer [4*128], and its head weights [index heads].
+    wcompress: Bf16Weight | None
     compressor: CompressorWeights | None  # ratio 4 and 128
-    indexer: IndexerWeights | None  # ratio 4
+    index_compressor: CompressorWeights | None  # ratio 4
+
+    @property
+    def wkv(self) -> Fp8Weight:
+        """[512, hidden], a view: what the draft injects needs no query."""
+        blocks = self.kv_norm.shape[0] // FP8_BLOCK
+        codes, scales, dense = self.wqkv_a
+        rows = blocks * FP8_BLOCK
+        return Fp8Weight(codes[-rows:], scales[-blocks:], None if dense is None else dense[-rows:])
 
 
 class MoeWeights(NamedTuple):
@@ -233,43 +237,41 @@ def _hyper_site(parts: Parts, name: str) -> HyperSite:
 
 
 def _attention(parts: Parts, ratio: int) -> AttentionWeights:
+    queries = ["attn.wq_b"] + (["attn.indexer.wq_b"] if ratio == 4 else [])
     return AttentionWeights(
-        wq_a=parts.fp8("attn.wq_a"),
+        wqkv_a=_stacked_fp8(parts, ["attn.wq_a", "attn.wkv"]),
         q_norm=parts.take("attn.q_norm.weight"),
-        wq_b=parts.fp8("attn.wq_b"),
-        wkv=parts.fp8("attn.wkv"),
+        wq_b=_stacked_fp8(parts, queries),
         kv_norm=parts.take("attn.kv_norm.weight"),
         wo_a=parts.fp8("attn.wo_a"),
         wo_b=parts.fp8("attn.wo_b"),
         sink=parts.take("attn.attn_sink"),
+        wcompress=_compress_projections(parts, ratio),
         compressor=_compressor(parts, "attn.compressor", ratio) if ratio else None,
-        indexer=_indexer(parts) if ratio == 4 else None,
+        index_compressor=_compressor(parts, "attn.indexer.compressor", 4) if ratio == 4 else None,
     )
+
+
+def _compress_projections(parts: Parts, ratio: int) -> Bf16Weight | None:
+    names = {
+        0: [],
+        4: ["compressor.wkv", "compressor.wgate", "indexer.compressor.wkv",
+            "indexer.compressor.wgate", "indexer.weights_proj"],
+        128: ["compressor.wkv", "compressor.wgate"],
+    }[ratio]  # fmt: skip
+    matrices = [parts.take(f"attn.{name}.weight") for name in names]
+    return prepare_bf16(torch.cat(matrices)) if matrices else None
 
 
 def _compressor(parts: Parts, module: str, ratio: int) -> CompressorWeights:
-    projections = (parts.take(f"{module}.wkv.weight"), parts.take(f"{module}.wgate.weight"))
     ape = parts.take(f"{module}.ape")
     if ratio == 4:
         ape = torch.cat(ape.chunk(2, dim=1))  # [4, A | B] -> [A rows; B rows]
-    return CompressorWeights(
-        wkv_gate=prepare_bf16(torch.cat(projections)),
-        ape=ape.contiguous(),
-        norm=parts.take(f"{module}.norm.weight"),
-    )
-
-
-def _indexer(parts: Parts) -> IndexerWeights:
-    return IndexerWeights(
-        wq_b=parts.fp8("attn.indexer.wq_b"),
-        weights_proj=prepare_bf16(parts.take("attn.indexer.weights_proj.weight")),
-        compressor=_compressor(parts, "attn.indexer.compressor", 4),
-    )
+    return CompressorWeights(ape.contiguous(), parts.take(f"{module}.norm.weight"))
 
 
 def _moe(prefix: str, parts: Parts, hashed: bool, config: ModelConfig) -> MoeWeights:
     shared = "ffn.shared_experts"
-    gate_and_up = [_padded_fp8(parts, f"{shared}.{name}") for name in ("w1", "w3")]
     return MoeWeights(
         gate=prepare_bf16(parts.take("ffn.gate.weight")),
         bias=None if hashed else parts.take("ffn.gate.bias"),
@@ -280,16 +282,22 @@ def _moe(prefix: str, parts: Parts, hashed: bool, config: ModelConfig) -> MoeWei
             parts.take("experts.w2.weight"),
             parts.take("experts.w2.scale"),
         ),
-        shared_w13=prepare_fp8(*(torch.cat(halves) for halves in zip(*gate_and_up, strict=True))),
+        shared_w13=_stacked_fp8(parts, [f"{shared}.w1", f"{shared}.w3"]),
         shared_w2=prepare_fp8(*_padded_fp8(parts, f"{shared}.w2")),
     )
 
 
-def _padded_fp8(parts: Parts, module: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of a shared-expert matrix, its expert width zero-filled to whole blocks.
+def _stacked_fp8(parts: Parts, modules: list[str]) -> Fp8Weight:
+    """One matrix of several, each zero-filled to whole blocks so that the next keeps its scales."""
+    padded = [_padded_fp8(parts, module) for module in modules]
+    return prepare_fp8(*(torch.cat(halves) for halves in zip(*padded, strict=True)))
 
-    A rank's part of w1 may end inside a block; padding its rows lets w3 follow with its own
-    scales, and a zero gate row times a zero w2 column adds nothing. The hidden width stays.
+
+def _padded_fp8(parts: Parts, module: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of a matrix, its rows (columns of a shared w2) zero-filled to whole blocks.
+
+    A rank's part of the shared w1 may end inside a block; a zero gate row times a zero w2 column
+    adds nothing. The hidden width stays.
     """
     codes, scales = parts.take(f"{module}.weight"), parts.take(f"{module}.scale")
     rows, columns = codes.shape

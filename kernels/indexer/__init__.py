@@ -18,8 +18,9 @@ __all__ = ["IndexQuery", "TopK", "index_logits", "index_q", "index_select", "ind
 def index_q(q: Tensor, w: Tensor, cos_sin: Tensor, pos: Tensor) -> IndexQuery:
     """Prepare index queries: RoPE on the last 64 dims, Hadamard, e4m3, scales folded into w.
 
-    q: bf16 (served) or f32 (oracle) [T, Hi, 128]. w: [T, Hi] head weights. cos_sin: f32
-    [max_positions, 64]. pos: i64 [T]. Raises ValueError for shapes that disagree.
+    q: bf16 (served) or f32 (oracle) [T, Hi, 128]. w: [T, Hi] head weights, rounded to q's
+    dtype. cos_sin: f32 [max_positions, 64]. pos: i64 [T]. Raises ValueError for shapes that
+    disagree.
     """
     if q.ndim != 3 or q.shape[2] != WIDTH or w.shape != q.shape[:2] or pos.shape != q.shape[:1]:
         raise ValueError(

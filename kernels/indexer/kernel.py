@@ -69,7 +69,8 @@ def _query(q, w, cos_sin, pos, codes, weight, H, w_scale, BH: tl.constexpr):
     x = rotate(x, cos_sin, tl.load(pos + row), W // 2 - 32, BH, W, False)
     code, scale = quantise_keys(hadamard(x, BH))
     tl.store(codes + at, code, mask=real[:, None])
-    folded = tl.load(w + row * H + head, mask=real, other=0.0).to(tl.float32) * w_scale * scale
+    folded = tl.load(w + row * H + head, mask=real, other=0.0).to(q.dtype.element_ty)
+    folded = folded.to(tl.float32) * w_scale * scale
     tl.store(weight + row * H + head, folded, mask=real)
 
 
@@ -300,7 +301,7 @@ def index_select(
 
 
 _POINTERS = {
-    "q": "*bf16", "w": "*bf16", "cos_sin": "*fp32", "pos": "*i64", "codes": "*fp8e4nv",
+    "q": "*bf16", "w": "*fp32", "cos_sin": "*fp32", "pos": "*i64", "codes": "*fp8e4nv",
     "weight": "*fp32", "scales": "*fp32", "page_table": "*i32", "row_req": "*i32",
     "c4_len": "*i32", "out": "*fp32", "scores": "*fp32", "entries": "*i32", "slots": "*i32",
     "lengths": "*i32", "out_scores": "*fp32", "out_entries": "*i32",

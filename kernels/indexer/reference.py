@@ -31,7 +31,7 @@ def index_q(q: Tensor, w: Tensor, cos_sin: Tensor, pos: Tensor) -> IndexQuery:
     x = q.double()
     x[..., -ROPE:] = rotate(x[..., -ROPE:], rotation(cos_sin, pos)[:, None])
     x = hadamard(x).float()
-    weight = w.double() * (WIDTH * q.shape[1]) ** -0.5
+    weight = w.to(q.dtype).double() * (WIDTH * q.shape[1]) ** -0.5
     if q.dtype == torch.float32:
         return IndexQuery(x, weight.float())
     codes, scale = quantise(x)

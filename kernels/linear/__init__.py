@@ -4,7 +4,7 @@ A bf16 activation runs the served arithmetic. An f32 activation runs the oracle:
 quantiser and no bf16 rounding (CPU only, used to compare against full-precision models).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -24,9 +24,11 @@ __all__ = [
     "Fp8Weight",
     "act_quant",
     "bf16_linear",
+    "bf16_linear_parts",
     "decode_e8m0",
     "dequantise_fp8",
     "fp8_linear",
+    "fp8_linear_parts",
     "grouped_linear",
     "prepare_bf16",
     "prepare_fp8",
@@ -132,6 +134,29 @@ def bf16_linear(
     return _ops(x).bf16_linear(x, w, out_dtype)
 
 
+def fp8_linear_parts(
+    x: torch.Tensor, w: Fp8Weight, parts: Sequence[int], out_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, ...]:
+    """`fp8_linear` with two or three matrices stacked in w, in one launch.
+
+    parts: outputs of each matrix; all but the last are multiples of 128, so that no block of
+    weight scales and no program spans two. Returns one [T, part] each, contiguous on a GPU.
+    Raises ValueError when K differs or `parts` do not fit N.
+    """
+    _same_width(x.shape[-1], w.codes.shape[1])
+    _check_parts(parts, w.codes.shape[0])
+    return _ops(x).fp8_linear_parts(x, w, parts, out_dtype)
+
+
+def bf16_linear_parts(
+    x: torch.Tensor, w: Bf16Weight, parts: Sequence[int], out_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, ...]:
+    """`bf16_linear` with two or three matrices stacked in w, as `fp8_linear_parts`."""
+    _same_width(x.shape[-1], w.weight.shape[1])
+    _check_parts(parts, w.weight.shape[0])
+    return _ops(x).bf16_linear_parts(x, w, parts, out_dtype)
+
+
 def grouped_linear(o: torch.Tensor, w: Fp8Weight | Bf16Weight) -> torch.Tensor:
     """K04: group g of the attention output times its own rows of `wo_a`.
 
@@ -166,6 +191,13 @@ def _dense(weight: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tens
 def _ops(x: torch.Tensor):
     """The implementation for x; the oracle's f32 activations always take the reference."""
     return kernel if use_triton(x) and x.dtype == torch.bfloat16 else reference
+
+
+def _check_parts(parts: Sequence[int], outputs: int) -> None:
+    if len(parts) not in (2, 3) or sum(parts) != outputs:
+        raise ValueError(f"{parts} are not two or three parts of {outputs} weight rows.")
+    if any(part % GROUP for part in parts[:-1]):
+        raise ValueError(f"Stacked matrices need whole blocks of {GROUP} rows, got {parts}.")
 
 
 def _same_width(activation: int, weight: int) -> None:

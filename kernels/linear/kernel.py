@@ -102,6 +102,8 @@ def _linear(
     width,  # outputs of one group
     groups,
     x_stride,  # elements between rows of x
+    second,  # first output of the second of several matrices stacked in w, or None
+    third,  # of the third; `width` when there are two
     K: tl.constexpr,
     SPLITS: tl.constexpr,
     GRID_SPLITS: tl.constexpr,
@@ -114,6 +116,7 @@ def _linear(
 ):
     """program = (BN outputs of a group and BM rows, split, group).
 
+    The outputs of stacked matrices lie in y one after another, [T, outputs] each.
     K is summed in SPLITS fixed parts, by as many programs (decode) or by one (prefill).
     """
     blocks = tl.cdiv(width, BN)
@@ -169,6 +172,16 @@ def _linear(
 
     outputs = groups * width
     at = m.to(tl.int64)[None, :] * outputs + (group * width + n)[:, None]
+    if second is None:
+        y_at = at
+    else:
+        # Parts are whole multiples of BN, so all outputs of a program belong to one matrix.
+        in_first = block * BN < second
+        in_second = block * BN < third
+        begin = tl.where(in_first, 0, tl.where(in_second, second, third))
+        end = tl.where(in_first, second, tl.where(in_second, third, width))
+        y_at = m.to(tl.int64)[None, :] * (end - begin) + (n - begin)[:, None]
+        y += begin.to(tl.int64) * rows
     inside = (m < rows)[None, :] & (n < width)[:, None]
     if GRID_SPLITS > 1:
         stride = rows.to(tl.int64) * outputs
@@ -179,9 +192,9 @@ def _linear(
                 total += tl.load(
                     partials + s * stride + at, mask=inside, other=0.0, cache_modifier=".cg"
                 )
-            tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
+            tl.store(y + y_at, total.to(y.dtype.element_ty), mask=inside)
     else:
-        tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
+        tl.store(y + y_at, total.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -232,12 +245,12 @@ def act_quant(x, group, pow2):
     return q, scales
 
 
-def fp8_linear(x, w, out_dtype):
+def fp8_linear(x, w, out_dtype, parts=None):
     scales = None
     if x.shape[0] > DECODE_ROWS:
         x, scales = act_quant(x, BLOCK_K, True)
         out_dtype = out_dtype or torch.bfloat16
-    return _launch(x.unsqueeze(1), scales, w, out_dtype, w8a8=True)
+    return _launch(x.unsqueeze(1), scales, w, out_dtype, w8a8=True, parts=parts)
 
 
 def swiglu_linear(gate_up, w, limit, act_dtype, out_dtype):
@@ -259,15 +272,30 @@ def swiglu(gate_up, limit, out_dtype):
     return out
 
 
-def bf16_linear(x, w, out_dtype):
-    return _launch(x.unsqueeze(1), None, w, out_dtype)
+def bf16_linear(x, w, out_dtype, parts=None):
+    return _launch(x.unsqueeze(1), None, w, out_dtype, parts=parts)
+
+
+def fp8_linear_parts(x, w, parts, out_dtype):
+    return _apart(fp8_linear(x, w, out_dtype, parts), parts)
+
+
+def bf16_linear_parts(x, w, parts, out_dtype):
+    return _apart(bf16_linear(x, w, out_dtype, parts), parts)
+
+
+def _apart(y, parts):
+    """The outputs [T, part] of stacked matrices, which lie one after another in y's memory."""
+    rows = y.shape[0]
+    blocks = y.view(-1).split([rows * part for part in parts])
+    return tuple(block.view(rows, part) for block, part in zip(blocks, parts, strict=True))
 
 
 def grouped_linear(o, w):
     return _launch(o, None, w, None)
 
 
-def _launch(x, x_scales, w, out_dtype, w8a8=False, limit=None):
+def _launch(x, x_scales, w, out_dtype, w8a8=False, limit=None, parts=None):
     """x [T, groups, K]; rows may be strided, as slices of a wider projection are."""
     rows, groups = x.shape[:2]
     k = w[0].shape[1]
@@ -286,6 +314,9 @@ def _launch(x, x_scales, w, out_dtype, w8a8=False, limit=None):
     few = rows <= FEW_ROWS or limit is not None
     launch = LAUNCH[f"{kind}.{'few' if few else 'many'}"]
     block_m, block_n = launch.constexprs["BM"], launch.constexprs["BN"]
+    second = third = None
+    if parts is not None:
+        second, third = parts[0], sum(parts[:2])
     partials = None
     if grid_splits > 1:
         partials = torch.empty(grid_splits, rows, outputs, dtype=torch.float32, device=x.device)
@@ -302,6 +333,8 @@ def _launch(x, x_scales, w, out_dtype, w8a8=False, limit=None):
         width,
         groups,
         x.stride(0),
+        second,
+        third,
         K=k,
         SPLITS=splits,
         GRID_SPLITS=grid_splits,
@@ -341,7 +374,7 @@ def _aot() -> list[AotEntry]:
     """The matrices of one rank of the 4096-wide model, in both decode tiles and in prefill."""
     numbers = {"rows": "i32", "width": "i32", "groups": "i32", "x_stride": "i32"}
 
-    def linear(kind, regime, outputs, k, out):
+    def linear(kind, regime, outputs, k, out, parts=None):
         storage = "bf16" if kind == "bf16" else "fp8"
         launch = LAUNCH[f"{storage}.{'few' if regime == 'few' else 'many'}"]
         splits = split_k(outputs, k)
@@ -352,6 +385,11 @@ def _aot() -> list[AotEntry]:
         signature = {"x": x, "y": out, "arrivals": "*i32"}
         signature["w"] = "*fp8e4nv" if fp8 else "*bf16"
         absent: dict[str, None] = {}
+        bounds = ("second", "third")
+        if parts is None:
+            absent |= dict.fromkeys(bounds)
+        else:
+            signature |= dict.fromkeys(bounds, "i32")
         for name, present in (
             ("x_scales", codes),
             ("w_scales", fp8),
@@ -376,10 +414,13 @@ def _aot() -> list[AotEntry]:
             **launch.constexprs,
             **absent,
         }
-        name = f"linear.linear[{kind} {outputs}x{k}, {regime}]"
-        return entry(name, _linear, launch, signature | numbers, constexprs, mma=True)
+        rows = "+".join(map(str, parts or [outputs]))
+        name = f"linear.linear[{kind} {rows}x{k}, {regime}]"
+        # Prefill spills a little where K has four parts: 8 warps would not, but spill elsewhere.
+        hot = regime != "prefill"
+        return entry(name, _linear, launch, signature | numbers, constexprs, mma=True, hot=hot)
 
-    def entry(name, fn, launch, signature, constexprs, mma=False):
+    def entry(name, fn, launch, signature, constexprs, mma=False, hot=True):
         unaligned = ("rows", "groups", "eps", "count", "limit")
         return AotEntry(
             name=name,
@@ -390,16 +431,21 @@ def _aot() -> list[AotEntry]:
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
             expects_mma=mma,
-            hot=True,
+            hot=hot,
         )
 
     matrices = [
-        ("w8a8", 1536, 4096, "*bf16"),
+        ("w8a8", 512, 4096, "*bf16"),
         ("w8a8", 4096, 1024, "*bf16"),
         ("w8a8", 4096, 256, "*fp32"),
         ("w8a16", 1024, 4096, "*bf16"),
         ("bf16", 256, 4096, "*fp32"),
         ("bf16", 16160, 4096, "*fp32"),
+    ]
+    stacked = [
+        ("w8a8", (1024, 512), 4096, "*bf16"),
+        ("w8a8", (4096, 8192), 1024, "*bf16"),
+        ("bf16", (2048, 512, 64), 4096, "*fp32"),
     ]
     quantise = {"x": "*bf16", "q": "*fp8e4nv", "scales": "*fp32", "rows": "i32", "x_stride": "i32"}
     norm = {"x": "*bf16", "w": "*bf16", "y": "*bf16", "eps": "fp32", "width": "i32"}
@@ -410,6 +456,11 @@ def _aot() -> list[AotEntry]:
     return [
         *(linear(kind, r, n, k, out) for kind, n, k, out in matrices for r in ("few", "many")),
         *(linear(kind, "prefill", n, k, out) for kind, n, k, out in matrices),
+        *(
+            linear(kind, regime, sum(parts), k, out, parts)
+            for kind, parts, k, out in stacked
+            for regime in ("few", "many", "prefill")
+        ),
         linear("swiglu", "few", 4096, 256, "*fp32"),
         entry("linear.swiglu", _swiglu, LAUNCH["swiglu"], activation, rows_of_256),
         entry("linear.act_quant", _act_quant, LAUNCH["act_quant"], quantise, group),

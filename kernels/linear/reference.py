@@ -86,6 +86,14 @@ def bf16_linear(x, w, out_dtype=None):
     return over_rows(lambda rows: torch.mm(rows.double(), dense.t()).to(dtype), x)
 
 
+def fp8_linear_parts(x, w, parts, out_dtype=None):
+    return fp8_linear(x, w, out_dtype).split(parts, 1)
+
+
+def bf16_linear_parts(x, w, parts, out_dtype=None):
+    return bf16_linear(x, w, out_dtype).split(parts, 1)
+
+
 def grouped_linear(o, w):
     groups, k = o.shape[1], o.shape[2]
     if w.dense is not None:

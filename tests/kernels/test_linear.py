@@ -9,9 +9,11 @@ from weight_cases import assert_rows_invariant, generator, random_fp8, random_ro
 from dspark.kernels.linear import (
     act_quant,
     bf16_linear,
+    bf16_linear_parts,
     decode_e8m0,
     dequantise_fp8,
     fp8_linear,
+    fp8_linear_parts,
     grouped_linear,
     prepare_bf16,
     prepare_fp8,
@@ -42,6 +44,31 @@ def test_act_quant_scale_is_the_next_power_of_two():
     assert codes32[1, 3].float() == 224.0
     assert codes[2, 3].float() == -448.0
     assert math.frexp(1e-4 / 448)[1] == -22  # the floor's next power of two is 2^-22
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_stacked_matrices_equal_each_alone(dtype):
+    x = random_rows(5, 256).to(dtype)
+    w = random_fp8(128 + 64, 256)
+    first, second = (
+        prepare_fp8(w.codes[:128], w.scales[:1]),
+        prepare_fp8(w.codes[128:], w.scales[1:]),
+    )
+    a, b = fp8_linear_parts(x, w, (128, 64))
+    assert a.equal(fp8_linear(x, first))
+    assert b.equal(fp8_linear(x, second))
+    rows = random_rows(391, 256, seed=3)
+    got = bf16_linear_parts(x, prepare_bf16(rows), (128, 256, 7), torch.float32)
+    for y, part in zip(got, rows.split((128, 256, 7)), strict=True):
+        assert y.equal(bf16_linear(x, prepare_bf16(part), torch.float32))
+
+
+def test_stacked_matrices_refuse_parts_that_do_not_fit():
+    x, w = random_rows(1, 256), random_fp8(192, 256)
+    with pytest.raises(ValueError, match="parts of 192 weight rows"):
+        fp8_linear_parts(x, w, (128, 65))
+    with pytest.raises(ValueError, match="whole blocks of 128 rows"):
+        fp8_linear_parts(x, w, (64, 128))
 
 
 def test_act_quant_without_pow2_keeps_the_exact_scale():

@@ -75,13 +75,19 @@ def test_each_target_tensor_lands_where_the_model_reads_it(weights, dense):
     for i, block in enumerate(weights.blocks):
         at, ratio = f"layers.{i}.", TINY.compress_ratios[i]
         attn, moe = block.attn, block.moe
-        for name in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b"):
+        for name in ("wkv", "wo_a", "wo_b"):
             assert getattr(attn, name).dense.float().equal(dense[f"{at}attn.{name}.weight"])
+        for ours, names in (
+            (attn.wqkv_a, ["wq_a", "wkv"]),
+            (attn.wq_b, ["wq_b", "indexer.wq_b"] if ratio == 4 else ["wq_b"]),
+        ):
+            stacked = torch.cat([dense[f"{at}attn.{name}.weight"] for name in names])
+            assert ours.dense.float().equal(stacked)
         assert attn.sink.equal(dense[f"{at}attn.attn_sink"])
         assert block.hc_ffn.fn.fn.equal(dense[f"{at}hc_ffn_fn"])
         assert block.hc_attn.scale.equal(dense[f"{at}hc_attn_scale"])
         assert (attn.compressor is None) == (ratio == 0)
-        assert (attn.indexer is None) == (ratio != 4)
+        assert (attn.index_compressor is None) == (ratio != 4)
         assert (moe.bias is None) == (moe.tid2eid is not None) == TINY.is_hash_layer(i)
         for e in range(TINY.n_routed_experts):
             expert = [dense[f"{at}ffn.experts.{e}.{m}.weight"] for m in ("w1", "w3", "w2")]
@@ -107,15 +113,35 @@ def test_shared_experts_pad_their_own_width_only(tmp_path):
     assert moe.shared_w2.dense.float().equal(torch.cat((w2, zero.T), 1))
 
 
+def test_a_query_rank_inside_an_fp8_block_is_zero_filled(tmp_path):
+    """The latent of rank 32 is followed by the key-value rows with their own scales."""
+    preset = presets.tiny() | {"q_lora_rank": 32}
+    make_checkpoint(tmp_path, preset)
+    dense = dequantised(tmp_path)
+    attn = load_target(tmp_path, ModelConfig.from_hf(preset)).blocks[1].attn
+    wq_a, wkv = (dense[f"layers.1.attn.{name}.weight"] for name in ("wq_a", "wkv"))
+    zero = torch.zeros(96, 128)
+    assert attn.wqkv_a.dense.float().equal(torch.cat((wq_a, zero, wkv)))
+    assert attn.wkv.dense.float().equal(wkv)
+    assert attn.wkv.codes.data_ptr() == attn.wqkv_a.codes[128:].data_ptr()
+
+
 def test_compressor_rows_follow_the_state_row_layout(weights, dense):
     """C4: kv A, kv B, score A, score B; and the position bias splits into A rows above B rows."""
+    heads = TINY.index_n_heads
+    both = weights.blocks[1].attn.wcompress.weight
+    projections = dict(
+        zip(("compressor", "indexer", ""), both.split([2048, 512, heads]), strict=True)
+    )
+    assert projections[""].float().equal(dense["layers.1.attn.indexer.weights_proj.weight"])
     for module, get, width in (
         ("layers.1.attn.compressor", lambda a: a.compressor, 512),
-        ("layers.1.attn.indexer.compressor", lambda a: a.indexer.compressor, 128),
+        ("layers.1.attn.indexer.compressor", lambda a: a.index_compressor, 128),
     ):
         ours = get(weights.blocks[1].attn)
+        matrix = projections[module.split(".")[3]]
         wkv, wgate = dense[f"{module}.wkv.weight"], dense[f"{module}.wgate.weight"]
-        parts = ours.wkv_gate.weight.float().split(width)
+        parts = matrix.float().split(width)
         for part, expected in zip(
             parts, [wkv[:width], wkv[width:], wgate[:width], wgate[width:]], strict=True
         ):
@@ -126,7 +152,7 @@ def test_compressor_rows_follow_the_state_row_layout(weights, dense):
         assert ours.ape[4 + 2].equal(ape[2, width:])
     c128 = weights.blocks[2].attn.compressor
     assert c128.ape.equal(dense["layers.2.attn.compressor.ape"])
-    assert c128.wkv_gate.weight.shape == (1024, TINY.hidden_size)
+    assert weights.blocks[2].attn.wcompress.weight.shape == (1024, TINY.hidden_size)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -221,9 +247,14 @@ def test_two_ranks_hold_the_whole_between_them(tp2):
     hidden, width = config.hidden_size, config.moe_intermediate_size // 2
     for i, block in enumerate(whole.blocks):
         a, b = (rank.blocks[i] for rank in ranks)
-        for name, axis in (("wq_b", 0), ("wo_a", 0), ("wo_b", 1)):
+        for name, axis in (("wo_a", 0), ("wo_b", 1)):
             halves = [getattr(x.attn, name).dense for x in (a, b)]
             assert torch.cat(halves, axis).equal(getattr(block.attn, name).dense)
+        queries = config.num_attention_heads // 2 * 512
+        halves = [x.attn.wq_b.dense[:queries] for x in (a, b)]
+        index_rows = a.attn.wq_b.dense[queries:]  # replicated
+        assert torch.cat([*halves, index_rows]).equal(block.attn.wq_b.dense)
+        assert index_rows.equal(b.attn.wq_b.dense[queries:])
         assert torch.cat((a.attn.sink, b.attn.sink)).equal(block.attn.sink)
         for whole13, halves in (
             (block.moe.experts.dense13, [x.moe.experts.dense13 for x in (a, b)]),
@@ -236,7 +267,7 @@ def test_two_ranks_hold_the_whole_between_them(tp2):
         assert dense2.equal(block.moe.experts.dense2)
         shared2 = torch.cat([x.moe.shared_w2.dense for x in (a, b)], 1)
         assert shared2.equal(block.moe.shared_w2.dense)
-        for replicated in ("wq_a", "wkv", "q_norm", "indexer", "compressor"):
+        for replicated in ("wqkv_a", "wcompress", "q_norm", "index_compressor", "compressor"):
             if getattr(block.attn, replicated) is not None:
                 for (path, x), (_, y) in zip(
                     leaves(getattr(a.attn, replicated)),

@@ -43,6 +43,31 @@ def test_bf16_linear(rows, n, k):
     assert_close(got, reference.bf16_linear(x, w, torch.float32), 2e-6)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("prefill", [False, True])
+def test_stacked_fp8_matrices_equal_each_alone(rows, prefill, monkeypatch):
+    """Same K order, so the same bits; wq_a above wkv, one program more than either."""
+    if prefill:
+        monkeypatch.setattr(kernel, "DECODE_ROWS", 0)
+    x, w = random_rows(rows, 512), random_fp8(128 + 64, 512)
+    assert kernel.split_k(192, 512) == kernel.split_k(128, 512) == kernel.split_k(64, 512) == 2
+    first = reference.Fp8Weight(w.codes[:128], w.scales[:1], None)
+    second = reference.Fp8Weight(w.codes[128:], w.scales[1:], None)
+    a, b = kernel.fp8_linear_parts(x, w, (128, 64), None)
+    assert a.is_contiguous()
+    assert b.is_contiguous()
+    assert torch.equal(a, kernel.fp8_linear(x, first, None))
+    assert torch.equal(b, kernel.fp8_linear(x, second, None))
+
+
+def test_three_stacked_bf16_matrices_equal_each_alone():
+    parts = (128, 256, 9)
+    x, w = random_rows(3, 256), random_rows(sum(parts), 256, seed=2)
+    got = kernel.bf16_linear_parts(x, prepare_bf16(w), parts, torch.float32)
+    for y, rows in zip(got, w.split(parts), strict=True):
+        assert torch.equal(y, kernel.bf16_linear(x, prepare_bf16(rows), torch.float32))
+
+
 def test_swiglu():
     gate_up = torch.randn(3, 2 * 40, generator=generator(6)) * 12
     got = kernel.swiglu(gate_up, 10.0, torch.float32)
@@ -104,4 +129,6 @@ def test_no_rows():
     w = random_fp8(64, 128)
     empty = torch.empty(0, 128, dtype=torch.bfloat16)
     assert kernel.fp8_linear(empty, w, None).shape == (0, 64)
+    parts = kernel.fp8_linear_parts(empty, random_fp8(192, 128), (128, 64), None)
+    assert [part.shape for part in parts] == [(0, 128), (0, 64)]
     assert kernel.rms_norm(empty, torch.ones(128), 1e-6).shape == (0, 128)

@@ -1,0 +1,80 @@
+"""The launch budget of a decode step: no layer kind may gain a kernel or a hidden copy.
+
+Runs the CUDA code path of every op on CPU tensors with the kernels themselves left out, so only
+what is launched is known, not what it computes.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import JITFunction
+
+from dspark.bench.decode_step import FLASH_LAYERS, with_layers
+from dspark.kernels import dispatch
+from dspark.target.checkpoint import presets
+from dspark.target.config import ModelConfig
+from dspark.target.local import LocalTarget, Rows
+from dspark.target.weights import load_target
+
+SITES = Counter(_project=2, _mix=2)
+EXPERTS = Counter(_linear=3, _route=1, _swiglu=1, _gate_up=1, _down=1)
+ATTENTION = Counter(_linear=4, _rms_norm=1, _q_kv_prepare=1, _decode=1, _combine=1)
+LAYER = {
+    0: SITES + EXPERTS + ATTENTION,
+    4: SITES + EXPERTS + ATTENTION + Counter(_linear=1, _c4_step=1, _query=1, _logits=1, _topk=1),
+    128: SITES + EXPERTS + ATTENTION + Counter(_linear=1, _form_c128=1, _finish_c128=1),
+}
+
+
+class Copies(TorchDispatchMode):
+    """Torch ops that move data: each would be a launch too."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in ("clone", "copy_", "_to_copy", "cat", "index"):
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_directory):
+    config = ModelConfig.from_hf(presets.tiny())
+    return load_target(tiny_directory, config), config
+
+
+def step(tiny, ratios, monkeypatch) -> tuple[Counter, Counter]:
+    """Kernels and copies of one verify step of six rows through layers of these ratios."""
+    weights, config = tiny
+    layers = [config.compress_ratios.index(ratio) for ratio in ratios]
+    model = LocalTarget(*with_layers(weights, config, layers), max_tokens=2304, verify_rows=6)
+    launches: Counter[str] = Counter()
+
+    def run(self, *args, **kwargs):
+        launches[self.fn.__name__] += 1
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(dispatch, "INTERPRETED", True)  # `use_triton` holds on CPU tensors
+    with torch.no_grad(), Copies() as copies:
+        model.logits(model.forward([Rows(0, 2048, [5] * 6)]).hidden)
+    return launches, copies.counts
+
+
+@pytest.mark.parametrize("ratio", FLASH_LAYERS)
+def test_launches_of_a_layer(tiny, ratio, monkeypatch):
+    base, base_copies = step(tiny, [0], monkeypatch)
+    more, more_copies = step(tiny, [0, ratio], monkeypatch)
+    more.subtract(base)
+    assert +more == LAYER[ratio]
+    assert more_copies == base_copies, "a layer copies a tensor"
+
+
+def test_launches_of_a_flash_step(tiny, monkeypatch):
+    """At most 1,000 Triton launches in 43 layers, metadata and head."""
+    outside = step(tiny, [0], monkeypatch)[0].total() - LAYER[0].total()
+    layers = sum(count * LAYER[ratio].total() for ratio, count in FLASH_LAYERS.items())
+    assert layers + outside == 988
