@@ -14,7 +14,9 @@ from dspark.kernels.linear import (
     Fp8Weight,
     act_quant,
     bf16_linear,
+    bf16_linear_parts,
     fp8_linear,
+    fp8_linear_parts,
     grouped_linear,
     prepare_bf16,
     prepare_fp8,
@@ -55,6 +57,28 @@ def test_bf16_linear(device, shape):
         x = random_rows(rows, shape[1], seed=rows)
         got = bf16_linear(x.to(device), prepare_bf16(weight.to(device)), torch.float32)
         assert_close(got, reference.bf16_linear(x, prepare_bf16(weight), torch.float32), F32_BOUND)
+
+
+@pytest.mark.parametrize(("parts", "k"), [((1024, 512), 4096), ((4096, 8192), 1024)], ids=str)
+def test_stacked_fp8_matrices_differ_from_one_only_in_where_they_write(device, parts, k):
+    w = on(device, random_fp8(sum(parts), k))
+    for rows in ROWS:
+        x = random_rows(rows, k, seed=rows).to(device)
+        whole = fp8_linear(x, w).split(parts, 1)
+        for got, want in zip(fp8_linear_parts(x, w, parts), whole, strict=True):
+            assert got.is_contiguous()
+            assert torch.equal(got, want)
+
+
+def test_stacked_bf16_matrices_differ_from_one_only_in_where_they_write(device):
+    parts = (2048, 512, 64)
+    w = prepare_bf16(random_rows(sum(parts), 4096, seed=2).to(device))
+    for rows in ROWS:
+        x = random_rows(rows, 4096, seed=rows).to(device)
+        whole = bf16_linear(x, w, torch.float32).split(parts, 1)
+        for got, want in zip(bf16_linear_parts(x, w, parts, torch.float32), whole, strict=True):
+            assert got.is_contiguous()
+            assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
