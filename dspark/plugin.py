@@ -212,6 +212,18 @@ def keep_head_counts(original, model_config, load_config, tp_size):
     return original(model_config, load_config, tp_size)
 
 
+def decode_between_chunks(original, scheduler, running_batch):
+    """SGLang runs all chunks of a long prompt before the next decode step."""
+    if is_ours():
+        from sglang.srt.managers.schedule_batch import NextBatchPlan
+
+        from dspark import decode_turn
+
+        if decode_turn.is_due(scheduler, running_batch):
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+    return original(scheduler, running_batch)
+
+
 def check_state_when_idle(original, scheduler):
     """SGLang checks its own pools for leaks here; the compress state follows."""
     original(scheduler)
@@ -253,6 +265,7 @@ HOOKS: dict[str, Callable] = {
     "managers.schedule_batch.Req.update_finish_state": finish_in_token_order,
     "managers.scheduler.Scheduler.get_internal_state": add_dspark_section,
     "managers.scheduler.Scheduler.on_idle": check_state_when_idle,
+    "managers.scheduler.Scheduler.get_new_batch_prefill": decode_between_chunks,
     "constrained.xgrammar_backend._allocate_token_bitmask": mask_without_pinned_memory,
     "constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask": mask_logits_on_cpu,
 }

@@ -221,6 +221,9 @@ SEAMS = (
     Seam("managers.schedule_batch.Req.update_finish_state", Use.HOOK, ("self", "new_accepted_len")),
     Seam("managers.scheduler.Scheduler.on_idle", Use.HOOK, ("self",)),
     Seam("managers.scheduler.Scheduler.is_fully_idle", Use.CALL),
+    Seam("managers.scheduler.Scheduler.get_new_batch_prefill", Use.HOOK, ("self", "running_batch")),
+    Seam("managers.schedule_batch.NextBatchPlan", Use.CALL, ("batch_to_run", "running_batch")),
+    Seam("managers.schedule_batch.ScheduleBatch.check_decode_mem", Use.CALL, ("selected_indices",)),
     Seam("managers.scheduler.Scheduler.get_internal_state", Use.HOOK, ("self", "recv_req")),
     Seam(
         "managers.tp_worker.TpModelWorker.forward_batch_generation",

@@ -78,9 +78,10 @@ calls += [
     plugin.count_penalties_later(original, Some(enable_overlap=True)),
     plugin.count_penalties_at_forward(original, None, None, overlap=True),
     plugin.penalise_in_order(original, None, None),
+    plugin.decode_between_chunks(original, None, None),
 ]
-assert calls == [None] + ["stock"] * 17, calls
-assert len(asked) == 18, asked
+assert calls == [None] + ["stock"] * 18, calls
+assert len(asked) == 19, asked
 print("INERT")
 """
 

@@ -4,7 +4,9 @@ Two servers of the same checkpoint, one of them speculating. Drafts are the mode
 ones (`dspark.forced_draft`), request by request.
 """
 
+import itertools
 import random
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,6 +23,8 @@ SPECULATE = (
     "--enable-metrics",
     "--enable-custom-logit-processor",
     "--enable-return-hidden-states",
+    "--decode-log-interval",
+    "1",
 )
 FORCED = (("DSPARK_FORCED_DRAFTS", "1"), ("DSPARK_VERIFY", "scheduled"))
 PROMPTS = list(MIXED.values())
@@ -132,6 +136,24 @@ def test_cached_prefix_drafts_as_well_as_a_cold_one(server, truth):
     assert [o.meta["spec_correct_drafts_histogram"] for o in cold] == [
         o.meta["spec_correct_drafts_histogram"] for o in hit
     ]
+
+
+def test_running_requests_decode_between_the_chunks_of_a_long_prompt(serving, server):
+    long = prompt(1500, seed=15)
+    expected = serving(CHUNKED).generate(long, 4).ids
+    slowly = {"custom_params": {"draft": "random"}}  # one token a step
+    with ThreadPoolExecutor(1) as threads:
+        job = threads.submit(server.generate_batch, PROMPTS[:3], 80, **slowly)
+        while server.load()["num_running_reqs"] < 3:
+            time.sleep(0.05)
+        before = len(server.log())
+        assert server.generate(long, 4).ids == expected
+        batches = re.findall(r"(Prefill|Decode) batch", server.log()[before:])
+        job.result()
+    assert batches.count("Prefill") == 6
+    neighbours = set(itertools.pairwise(batches))
+    assert ("Prefill", "Decode") in neighbours
+    assert ("Prefill", "Prefill") not in neighbours
 
 
 def test_after_an_abort_in_the_middle_of_a_block(server, truth):

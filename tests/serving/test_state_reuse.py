@@ -5,8 +5,10 @@ before every forward (STATE_DEBUG) and SGLang's own leak checks on.
 """
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from serving.test_target_only import CHUNKED, RETRACTING
 
 SMALL_POOL = ("--max-running-requests", "8", "--max-total-tokens", "6144")
 SPECULATE = ("--speculative-algorithm", "dspark")
@@ -40,3 +42,30 @@ def test_order_mode_and_reuse_do_not_change_a_token(serving, count):
     for server in (target, speculating):
         assert server.alive()
         assert "State check while idle" not in server.log()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("retract", [False, True], ids=["", "retracting"])
+def test_chunks_of_long_prompts_between_decode_steps(serving, retract):
+    """Chunks, decode steps, retractions and aborts in one pool that cannot hold all at once."""
+    rng = random.Random(5)
+    requests = [
+        ([rng.randrange(2, 510) for _ in range(rng.choice([5, 257, 700, 1100, 1500]))], 30)
+        for _ in range(24)
+    ]
+    env = (*CHECKED, *(RETRACTING if retract else ()))
+    expected = run(serving((*SMALL_POOL, *CHUNKED), CHECKED), requests)
+    server = serving((*SMALL_POOL, *CHUNKED, *SPECULATE), env)
+    with ThreadPoolExecutor(2) as threads:
+        job = threads.submit(run, server, requests)
+        for number in range(8):
+            prompt = [rng.randrange(2, 510) for _ in range(1200)]
+            leaving = threads.submit(server.generate, prompt, 20, f"leaving-{number}")
+            for _ in range(3 * number):
+                server.load()  # so that each is at another point when it is aborted
+            server.abort(f"leaving-{number}")
+            leaving.result()
+        assert job.result() == expected
+    server.flush_cache()
+    assert "State check while idle" not in server.log()
+    assert "Traceback" not in server.log()
