@@ -217,9 +217,9 @@ def decode_between_chunks(original, scheduler, running_batch):
     if is_ours():
         from sglang.srt.managers.schedule_batch import NextBatchPlan
 
-        from dspark import decode_turn
+        from dspark.decode_turn import is_due
 
-        if decode_turn.is_due(scheduler, running_batch):
+        if is_due(scheduler, running_batch):
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
     return original(scheduler, running_batch)
 

@@ -190,6 +190,7 @@ def test_what_an_operator_sees(server):
     assert len(section["acceptance_per_position"]) == 5
     by_position = section["acceptance_per_position"]
     assert by_position == sorted(by_position, reverse=True)
+    assert {"warning", "stuck_steps"} <= section.keys()
     metrics = server.request("/metrics")
     for name in ("spec_accept_length", "spec_accept_rate"):
         assert f"sglang:{name}" in metrics
