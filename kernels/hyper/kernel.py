@@ -11,12 +11,12 @@ from dspark.kernels.hyper.reference import STREAMS, MhcPre
 from dspark.kernels.plan import AotEntry, LaunchConfig
 
 LAUNCH = {
-    "project.decode": LaunchConfig(4, 1, {"BM": 4}),
+    "project.decode": LaunchConfig(4, 1, {"BM": 2}),
     "project.prefill": LaunchConfig(4, 1, {"BM": 16}),
     "mix": LaunchConfig(8, 1, {}),
     "post": LaunchConfig(4, 1, {"BLOCK": 512}),
 }
-SPLIT_COLUMNS = 64  # hidden columns (of all four streams) per partial sum
+SPLIT_COLUMNS = 32  # hidden columns (of all four streams) per partial sum
 PARTIAL_WIDTH = 32  # up to 24 outputs; the sum of squares sits in the last place
 DECODE_ROWS = 64
 

@@ -9,13 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from dspark.kernels.dispatch import INTERPRETED
 from dspark.kernels.linear.arrivals import arrival_counters, last_to_arrive
 from dspark.kernels.linear.kernel import swiglu_values
 from dspark.kernels.moe.reference import Route
 from dspark.kernels.plan import AotEntry, LaunchConfig
-
-_INTERPRETED = tl.constexpr(INTERPRETED)
 
 # Rows of one expert per tile. A tile never changes the order in which a row's products are added.
 LAUNCH = {
@@ -33,91 +30,20 @@ PREFILL_SLOTS_BYTES = 64 << 20  # workspace bound of the second GEMM
 
 
 @triton.jit
-def _place(codes, scale):
-    """Two E2M1 codes in the halves of u32, each as sign at bit 15 and magnitude at bits 8..6.
+def _bf16_weights(packed, scales, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """E2M1 pairs u8 [ROWS, COLUMNS/2] and E8M0 u8 [ROWS, COLUMNS/32] -> exact bf16 weights.
 
-    That reads as bf16 value * 2^-126, 0.5 being a subnormal. 2^126 and the scale (bf16 bits in
-    both halves) multiply separately because their product overflows for scales >= 4.
+    Magnitude bits at 6..8 and the sign at 15 of a bf16 read as value * 2^-126, 0.5 being a
+    subnormal. Both nibbles of a byte are placed at once, in the halves of a 32-bit word. 2^126
+    and the scale multiply separately because their product overflows for scales >= 4.
     """
-    placed = codes & 0x81C081C0
-    low, high = placed.to(tl.uint16), (placed >> 16).to(tl.uint16)
-    values = tl.join(low, high).to(tl.bfloat16, bitcast=True)
-    values = values * tl.full((), 8.507059173023462e37, tl.float32).to(tl.bfloat16)  # 2^126
-    values = values * scale.to(tl.uint16).to(tl.bfloat16, bitcast=True)[:, :, None]
-    bits = values.to(tl.uint16, bitcast=True).to(tl.uint32)
-    low, high = tl.split(bits)
-    return low | (high << 16)
-
-
-@triton.jit
-def _decoded(words, scale):
-    """u32 words of eight E2M1 codes -> four u32 of two bf16: codes (0, 4), (1, 5), (2, 6), (3, 7).
-
-    Codes four apart need no rearrangement: one mask and one multiplication place both at once.
-    On a GPU the product is packed by hand, or LLVM would swap the halves before and after it.
-    """
-    if _INTERPRETED:
-        return (
-            _place((words & 0x000F000F) * 0x1040, scale),
-            _place((words & 0x00F000F0) * 0x0104, scale),
-            _place(((words >> 8) & 0x000F000F) * 0x1040, scale),
-            _place(((words >> 8) & 0x00F000F0) * 0x0104, scale),
-        )
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 high, code, most, zero;
-            mov.b32 most, 0x7E807E80;  // 2^126 twice
-            mov.b32 zero, 0x80008000;  // -0 twice: sm_89 multiplies bf16 by fma only
-            shr.u32 high, $4, 8;
-            and.b32 code, $4, 0x000F000F;
-            mul.lo.u32 code, code, 0x1040;
-            and.b32 code, code, 0x81C081C0;
-            fma.rn.bf16x2 code, code, most, zero;
-            fma.rn.bf16x2 $0, code, $5, zero;
-            and.b32 code, $4, 0x00F000F0;
-            mul.lo.u32 code, code, 0x0104;
-            and.b32 code, code, 0x81C081C0;
-            fma.rn.bf16x2 code, code, most, zero;
-            fma.rn.bf16x2 $1, code, $5, zero;
-            and.b32 code, high, 0x000F000F;
-            mul.lo.u32 code, code, 0x1040;
-            and.b32 code, code, 0x81C081C0;
-            fma.rn.bf16x2 code, code, most, zero;
-            fma.rn.bf16x2 $2, code, $5, zero;
-            and.b32 code, high, 0x00F000F0;
-            mul.lo.u32 code, code, 0x0104;
-            and.b32 code, code, 0x81C081C0;
-            fma.rn.bf16x2 code, code, most, zero;
-            fma.rn.bf16x2 $3, code, $5, zero;
-        }""",
-        "=&r,=&r,=&r,=&r,r,r",
-        [words, scale],
-        dtype=(tl.uint32, tl.uint32, tl.uint32, tl.uint32),
-        is_pure=True,
-        pack=1,
-    )
-
-
-@triton.jit
-def _bf16_weights(words, scales, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """E2M1 i32 [ROWS, COLUMNS/8] and E8M0 u8 [ROWS, COLUMNS/32] -> exact bf16 weights.
-
-    Columns leave in the order of `_in_code_order`.
-    """
-    words = words.to(tl.uint32, bitcast=True)
-    scale = scales.to(tl.uint32) * 0x00800080  # bf16 bits in both halves
-    scale = tl.broadcast_to(scale[:, :, None], (ROWS, COLUMNS // 32, 4)).reshape(ROWS, COLUMNS // 8)
-    first, second, third, fourth = _decoded(words, scale)
-    twos = tl.join(tl.join(first, third), tl.join(second, fourth))  # [ROWS, COLUMNS/8, 2, 2]
-    low, high = twos.to(tl.uint16), (twos >> 16).to(tl.uint16)
-    return tl.join(low, high).reshape(ROWS, COLUMNS).to(tl.bfloat16, bitcast=True)
-
-
-@triton.jit
-def _in_code_order(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Columns 0, 4, 1, 5, 2, 6, 3, 7 of every eight, as the weights have them."""
-    eights = x.reshape(ROWS, COLUMNS // 8, 2, 4)
-    return eights.permute(0, 1, 3, 2).reshape(ROWS, COLUMNS)
+    spread = (packed.to(tl.uint32) * 0x1001) & 0x000F000F
+    placed = (spread * 0x1040) & 0x81C081C0
+    even, odd = placed.to(tl.uint16), (placed >> 16).to(tl.uint16)
+    codes = tl.join(even, odd).reshape(ROWS, COLUMNS).to(tl.bfloat16, bitcast=True)
+    values = codes * tl.full((), 8.507059173023462e37, tl.float32).to(tl.bfloat16)  # 2^126
+    scale = (scales.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
+    return (values.reshape(ROWS, COLUMNS // 32, 32) * scale[:, :, None]).reshape(ROWS, COLUMNS)
 
 
 @triton.jit
@@ -163,15 +89,14 @@ def _products(
     """f32 [BN, BM]: products over K columns from column `first`, added in ascending order."""
     acc = tl.zeros((BN, BM), tl.float32)
     column = tl.arange(0, BK)[None, :]
-    word = tl.arange(0, BK // 8)[None, :]
+    byte = tl.arange(0, BK // 2)[None, :]
     group = tl.arange(0, BK // 32)[None, :]
     for block in range(K // BK):
         at = first + block * BK
-        words = tl.load(weights + (at // 8 + word))
+        packed = tl.load(weights + (at // 2 + byte))
         scale = tl.load(scales + (at // 32 + group))
         x = tl.load(rows + (at + column), mask=filled, other=0.0)
-        w = _bf16_weights(words, scale, BN, BK)
-        acc = tl.dot(w, _in_code_order(x, BM, BK).T, acc)
+        acc = tl.dot(_bf16_weights(packed, scale, BN, BK), x.T, acc)
     return acc
 
 
@@ -179,7 +104,7 @@ def _products(
 @triton.jit(do_not_specialize=["pairs"])
 def _gate_up(
     x,  # bf16 [T, HIDDEN]
-    w13,  # i32 [E, 2*WIDTH, HIDDEN/8], eight codes a word
+    w13,  # u8 [E, 2*WIDTH, HIDDEN/2]
     s13,  # u8 [E, 2*WIDTH, HIDDEN/32]
     experts,  # i32 [pairs]
     tiles,  # prefill: i32 [programs, 3]
@@ -222,7 +147,7 @@ def _gate_up(
             total += _products(
                 x + (row // TOPK).to(tl.int64)[:, None] * HIDDEN,
                 filled[:, None],
-                w13 + weight_row[:, None] * (HIDDEN // 8),
+                w13 + weight_row[:, None] * (HIDDEN // 2),
                 s13 + weight_row[:, None] * (HIDDEN // 32),
                 (split + own) * part,
                 part,
@@ -292,7 +217,7 @@ def _sum_slots(
 @triton.jit(do_not_specialize=["pairs", "rows"])
 def _down(
     h,  # bf16 [pairs, WIDTH]
-    w2,  # i32 [E, HIDDEN, WIDTH/8]
+    w2,  # u8 [E, HIDDEN, WIDTH/2]
     s2,  # u8 [E, HIDDEN, WIDTH/32]
     weights,  # f32 [pairs]
     experts,  # i32 [pairs]
@@ -334,7 +259,7 @@ def _down(
         acc = _products(
             h + row.to(tl.int64)[:, None] * WIDTH,
             filled[:, None],
-            w2 + weight_row[:, None] * (WIDTH // 8),
+            w2 + weight_row[:, None] * (WIDTH // 2),
             s2 + weight_row[:, None] * (WIDTH // 32),
             0,
             WIDTH,
@@ -502,7 +427,7 @@ def moe_mxfp4(x, experts, route, limit, shared):
     columns_per_program = largest_block(width, first.constexprs["BI"])
     _gate_up[(width // columns_per_program, grid_splits, programs)](
         x,
-        experts.w13.view(torch.int32),
+        experts.w13,
         experts.s13,
         route.experts,
         tiles,
@@ -537,7 +462,7 @@ def moe_mxfp4(x, experts, route, limit, shared):
         blocks = min(columns, hidden - first_column) // block_n
         _down[(blocks, programs)](
             h,
-            experts.w2.view(torch.int32),
+            experts.w2,
             experts.s2,
             route.weights,
             route.experts,
@@ -607,7 +532,7 @@ def _aot() -> list[AotEntry]:
     lanes = {"few": FEW_PAIRS, "many": MANY_PAIRS, "prefill": 0}
     gate_up = {
         "x": "*bf16",
-        "w13": "*i32",
+        "w13": "*u8",
         "s13": "*u8",
         "experts": "*i32",
         "tiles": "*i32",
@@ -620,7 +545,7 @@ def _aot() -> list[AotEntry]:
     }
     down = {
         "h": "*bf16",
-        "w2": "*i32",
+        "w2": "*u8",
         "s2": "*u8",
         "weights": "*fp32",
         "experts": "*i32",
