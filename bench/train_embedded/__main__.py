@@ -73,7 +73,7 @@ class Run:
             )
             if self.tiny
             else train_draft.Sizes(
-                sequences=12288, length=768, prompt=128, generate_batch=4096, batch=32, anchors=128
+                sequences=16384, length=768, prompt=128, generate_batch=4096, batch=32, anchors=128
             )
         )
         start = load_masters(self.draft_from, "draft", self.device) if self.draft_from else None

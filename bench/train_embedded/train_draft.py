@@ -1,6 +1,6 @@
 """Phase 2: the DSpark draft against the frozen target.
 
-A third of the sequences is corpus text, the others are continued by the target itself, at several
+Half of the sequences are corpus text, half are continued by the target itself, at several
 temperatures. Captures and final hidden states of all of them are computed once; every step then
 draws sequences and random anchors.
 """
@@ -33,15 +33,13 @@ from dspark.bench.train_embedded.target import logits, run_target
 from dspark.target.config import ModelConfig
 
 Weights = dict[str, torch.Tensor]
-CONTINUED = 2 / 3  # share of the sequences that the target continues
-# Share of the continued sequences at each temperature. Temperature 1 is the hardest to draft: its
-# text wanders off to where the target is unsure.
-TEMPERATURES = ((0.0, 0.15), (0.6, 0.15), (1.0, 0.7))
+# Share of the continued sequences at each temperature.
+TEMPERATURES = ((0.0, 0.25), (0.6, 0.25), (1.0, 0.5))
 LOG_SECONDS, SAVE_SECONDS = 4.0, 60.0
 
 
 class Sizes(NamedTuple):
-    sequences: int  # of which `CONTINUED` are continued by the target
+    sequences: int  # half corpus text, half continued by the target
     length: int  # tokens a sequence, a multiple of 128
     prompt: int  # corpus tokens at the head of a continued sequence
     generate_batch: int  # sequences continued at once
@@ -141,7 +139,7 @@ def build_sample(
     """Sequences with what the draft needs of the target at every position."""
     device = ropes.plain.cos.device
     generator = step_generator(seed + 7, 0, device)
-    continued = round(sizes.sequences * CONTINUED)
+    continued = sizes.sequences // 2
     parts = [training_windows(corpus, sizes.sequences - continued, sizes.length, generator)]
     for begin in range(0, continued, sizes.generate_batch):
         count = min(sizes.generate_batch, continued - begin)
