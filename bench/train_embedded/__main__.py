@@ -37,7 +37,6 @@ class Run:
         self.steps = TINY_STEPS if self.tiny else arguments.steps
         self.minutes = {"target": arguments.target_minutes, "draft": arguments.draft_minutes}
         self.masters_from = arguments.masters
-        self.draft_from = arguments.draft_from
 
     def corpus(self) -> Corpus:
         return load_corpus(self.data, self.device)
@@ -76,12 +75,11 @@ class Run:
                 sequences=16384, length=768, prompt=128, generate_batch=4096, batch=32, anchors=128
             )
         )
-        start = load_masters(self.draft_from, "draft", self.device) if self.draft_from else None
         masters = train_draft.train_draft(
             self.masters("target"), self.corpus(), self.config, sizes,
             Budget(self.minutes["draft"], self.steps), self.numerics, self.device,
             seed=self.seed, state_file=self.work / "draft.pt", log=self.log,
-            start=start, compile_blocks=self.compile,
+            compile_blocks=self.compile,
         )  # fmt: skip
         save_masters(self.out, "draft", masters)
 
@@ -136,9 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, help="checkpoints for --resume (default: OUT/work)")
     parser.add_argument("--masters", type=Path, default=Path(".train"),
                         help="where target-*.safetensors are, if not in --out")  # fmt: skip
-    parser.add_argument("--draft-from", type=Path, metavar="DIR",
-                        help="begin with the draft-*.safetensors there, not with random weights; "
-                        "give another --seed")  # fmt: skip
     parser.add_argument("--target-minutes", type=float, default=7.0)
     parser.add_argument("--draft-minutes", type=float, default=4.0)
     parser.add_argument("--steps", type=int, help="fixed number of steps instead of minutes")

@@ -68,16 +68,14 @@ def train_draft(
     seed: int,
     state_file: Path,
     log: Log,
-    start: Weights | None = None,
     compile_blocks: bool = True,
 ) -> Weights:
     """Train from scratch, or on from `state_file`; returns the f32 masters of the draft.
 
-    target: masters of the target. start: masters of an earlier draft to begin with, whose training
-    then repeats the whole schedule on sequences and anchors of another seed.
+    target: masters of the target.
     """
     masters = {
-        n: (start[n] if start else w).detach().to(device).requires_grad_(w.requires_grad)
+        n: w.detach().to(device).requires_grad_(w.requires_grad)
         for n, w in init_draft(config, seed + 1).items()
     }
     optimiser = Optimiser(masters)
