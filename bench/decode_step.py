@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.autograd import DeviceType
 
 from dspark.bench.environment import describe
 from dspark.bench.graph_time import median_time
@@ -90,7 +91,7 @@ def measure(weights: TargetWeights, config: ModelConfig, rows: int, context: int
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             step()
             torch.cuda.synchronize()
-        kernels = sum(event.count for event in profile.key_averages())
+        kernels = sum(e.count for e in profile.key_averages() if e.device_type == DeviceType.CUDA)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()

@@ -33,23 +33,24 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def machine(environment: Record) -> str:
-    """Where it ran, in words."""
+def machine(environment: Record, single: bool = False) -> str:
+    """Where it ran, in words. single: on one card, whatever the machine has."""
     gpus = [gpu["name"] for gpu in environment["gpus"]]
     if gpus:
-        return f"{len(gpus)} x {gpus[0]}, driver {environment['gpus'][0]['driver_version']}"
+        count = f"one of {len(gpus)}" if single and len(gpus) > 1 else str(len(gpus))
+        return f"{count} x {gpus[0]}, driver {environment['gpus'][0]['driver_version']}"
     cpu = environment["cpu"]
     return f"{cpu['cores']} cores of {cpu['model']}, no GPU, load average {cpu['load']:.1f}"
 
 
-def caption(record: Record) -> str:
+def caption(record: Record, single: bool = False) -> str:
     environment = record["environment"]
     packages = ", ".join(
         f"{name} {environment['packages'][name]}"
         for name in ("torch", "triton", "sglang")
         if name in environment["packages"]
     )
-    parts = [f"Machine: {machine(environment)}", packages, environment["date"][:10]]
+    parts = [f"Machine: {machine(environment, single)}", packages, environment["date"][:10]]
     if environment["source"]["commit"]:
         parts.append(f"commit {environment['source']['commit'][:10]}")
     return "; ".join(parts) + "."
@@ -142,7 +143,7 @@ def stock_table(record: Record) -> str:
         )
     header = ["op", "ours us", "stock us", "stock / ours", "ours GB/s"]
     code = "sm_89 code generation on this card" if record["sm89"] else "native code generation"
-    return f"{caption(record)} Medians inside CUDA graphs, {code}.\n\n{markdown(header, rows)}"
+    return f"{caption(record, single=True)} Medians inside CUDA graphs, {code}.\n\n{markdown(header, rows)}"
 
 
 def step_table(record: Record) -> str:
@@ -175,7 +176,7 @@ def decode_step_table(record: Record) -> str:
         "one step of one of eight ranks, no collectives", "window layer us", "C4 layer us",
         "C128 layer us", "43 layers and head ms", "Triton launches",
     ]  # fmt: skip
-    return f"{caption(record)}\n\n{markdown(header, rows)}"
+    return f"{caption(record, single=True)}\n\n{markdown(header, rows)}"
 
 
 def tuner_table(record: Record) -> str:
