@@ -1,14 +1,42 @@
-"""Torch reference of K18 and K19; also the CPU production path."""
+"""Torch reference of K18 and K19; also the CPU production path.
+
+Rows of one request see nearly the same keys. Reading and decoding a key costs more than the
+products with it, so a run of such rows reads each key once and hides from every row what is not
+in its lists.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dspark.kernels.qkv.pages import HEAD, NOPE, load_slots
+from dspark.kernels.qkv.pages import NOPE, load_slots
 from dspark.kernels.qkv.reference import rotate, rotation
 
-WORKSPACE_BYTES = 2 << 20  # of the gathered f64 keys of one row chunk; small enough to stay cached
+LONGEST_RUN = 32  # bounds the f64 keys of a run
+
+
+class SlotList(NamedTuple):
+    """What rows attend to in one pool. loc: i32 [T, N] slots, -1 for none."""
+
+    pool: Tensor
+    slots_per_page: int
+    loc: Tensor
+
+    @classmethod
+    def of(cls, pool: Tensor, slots_per_page: int, idx: Tensor, length: Tensor) -> "SlotList":
+        column = torch.arange(idx.shape[1], device=idx.device)
+        return cls(pool, slots_per_page, idx.masked_fill(column >= length[:, None], -1))
+
+    def rows(self, rows: slice) -> "SlotList":
+        return self._replace(loc=self.loc[rows])
+
+
+class Keys(NamedTuple):
+    """The keys of a run of rows."""
+
+    values: Tensor  # f64 [U, 512]; zeros where a single row has no slot
+    times: Tensor  # f64 [T, U] how often a row's list holds the key; 0 hides it
 
 
 def mla_sparse(
@@ -27,14 +55,11 @@ def mla_sparse(
     pos: Tensor,
 ) -> Tensor:
     out = torch.empty_like(q)
-    width = swa_idx.shape[1] + (0 if x_idx is None else x_idx.shape[1])
-    step = max(1, WORKSPACE_BYTES // (8 * HEAD * max(width, 1)))
-    for start in range(0, q.shape[0], step):
-        rows = slice(start, start + step)
-        lists = [KeyList.load(swa_pool, swa_n, swa_idx[rows], swa_len[rows])]
-        if x_pool is not None and x_idx is not None and x_len is not None:
-            lists.append(KeyList.load(x_pool, x_n, x_idx[rows], x_len[rows]))
-        o = _attend(q[rows].double(), lists, sink.double(), scale)
+    lists = [SlotList.of(swa_pool, swa_n, swa_idx, swa_len)]
+    if x_pool is not None and x_idx is not None and x_len is not None:
+        lists.append(SlotList.of(x_pool, x_n, x_idx, x_len))
+    for rows in runs(lists[0].loc, swa_len):
+        o = _attend_run(q[rows].double(), [part.rows(rows) for part in lists], sink.double(), scale)
         if cos_sin is not None:
             back = rotation(cos_sin, pos[rows]).conj()[:, None]
             o[..., NOPE:] = rotate(o[..., NOPE:], back)
@@ -42,25 +67,58 @@ def mla_sparse(
     return out
 
 
-class KeyList(NamedTuple):
-    keys: Tensor  # f64 [T, N, 512]; zeros where hidden
-    hidden: Tensor  # bool [T, 1, N]
+def runs(loc: Tensor, length: Tensor) -> list[slice]:
+    """Rows cut where a row does not see the newest key of the one before, or a run gets too long.
 
-    @classmethod
-    def load(cls, pool: Tensor, slots_per_page: int, idx: Tensor, length: Tensor) -> "KeyList":
-        column = torch.arange(idx.shape[1], device=idx.device)
-        loc = idx.masked_fill(column >= length[:, None], -1)
-        return cls(load_slots(pool, slots_per_page, loc), (loc < 0)[:, None])
+    loc: i32 [T, N], -1 for none. length: i32 [T] places in use.
+    """
+    rows = loc.shape[0]
+    if rows < 2:
+        return [slice(0, rows)] if rows else []
+    newest = loc.gather(1, (length[:, None].long() - 1).clamp(min=0))  # -1 in an empty list
+    follows = ((loc[1:] == newest[:-1]) & (newest[:-1] >= 0)).any(1).tolist()
+    starts = [0]
+    for row, goes_on in enumerate(follows, start=1):
+        if not goes_on or row - starts[-1] == LONGEST_RUN:
+            starts.append(row)
+    return [slice(a, b) for a, b in zip(starts, [*starts[1:], rows], strict=True)]
 
 
-def _attend(q: Tensor, lists: list[KeyList], sink: Tensor, scale: float) -> Tensor:
-    """f64 [T, H, 512]: softmax over all lists, the sink [H] counting in the denominator only."""
-    widths = [part.keys.shape[1] for part in lists]
-    scores = torch.cat([torch.bmm(q, part.keys.transpose(1, 2)) for part in lists], -1).mul_(scale)
-    scores.masked_fill_(torch.cat([part.hidden for part in lists], -1), -torch.inf)
-    sink = sink[:, None].expand(q.shape[0], -1, 1)
+def _attend_run(q: Tensor, lists: list[SlotList], sink: Tensor, scale: float) -> Tensor:
+    """f64 [T, H, 512] of rows q f64 [T, H, 512] that share their keys."""
+    keys = [_load(part) for part in lists]
+    if q.shape[0] == 1 or all(bool(part.values.sum().isfinite()) for part in keys):
+        return _attend(q, keys, sink, scale)
+    # Hidden from a row means times 0, which does not stop a NaN: every row reads its own keys.
+    each = (slice(row, row + 1) for row in range(q.shape[0]))
+    return torch.cat(
+        [_attend(q[row], [_load(part.rows(row)) for part in lists], sink, scale) for row in each]
+    )
+
+
+def _load(part: SlotList) -> Keys:
+    if part.loc.shape[0] == 1:
+        values = load_slots(part.pool, part.slots_per_page, part.loc[0])
+        return Keys(values, (part.loc >= 0).double())
+    slots, place = torch.unique(part.loc, return_inverse=True)
+    times = torch.zeros(part.loc.shape[0], slots.shape[0], dtype=torch.float64, device=slots.device)
+    times.scatter_add_(1, place, (part.loc >= 0).double())
+    return Keys(load_slots(part.pool, part.slots_per_page, slots), times)
+
+
+def _attend(q: Tensor, keys: list[Keys], sink: Tensor, scale: float) -> Tensor:
+    """f64 [T, H, 512]: softmax over all keys, the sink [H] counting in the denominator only."""
+    rows, heads, width = q.shape
+    flat = q.reshape(rows * heads, width)
+    scores = (
+        torch.cat([flat @ part.values.T for part in keys], -1).view(rows, heads, -1).mul_(scale)
+    )
+    times = torch.cat([part.times for part in keys], -1)[:, None]
+    scores.masked_fill_(times == 0, -torch.inf)
+    sink = sink[:, None].expand(rows, -1, 1)
     top = torch.cat([scores, sink], -1).amax(-1, keepdim=True)
-    weight = (scores - top).exp_()
+    weight = (scores - top).exp_().mul_(times)
     total = weight.sum(-1, keepdim=True) + (sink - top).exp()
-    parts = zip(weight.split(widths, -1), lists, strict=True)
-    return sum(torch.bmm(part, kept.keys) for part, kept in parts) / total
+    parts = zip(weight.split([part.values.shape[0] for part in keys], -1), keys, strict=True)
+    summed = sum(part.reshape(rows * heads, -1) @ kept.values for part, kept in parts)
+    return summed.view(rows, heads, width) / total

@@ -5,6 +5,7 @@ import torch
 from kv_cases import filled_pool, rope_table, slot_lists
 
 from dspark.kernels.attention import mla_sparse
+from dspark.kernels.attention.reference import runs
 from dspark.kernels.qkv import inv_rope, load_slots, page_stride
 
 SCALE = 512**-0.5
@@ -147,3 +148,60 @@ def test_errors_name_the_shapes():
         mla_sparse(q, pool, 2, idx, length, None, 0, None, None, torch.zeros(4), 1.0, None, pos)
     with pytest.raises(ValueError, match="given together"):
         mla_sparse(q, pool, 2, idx, length, pool, 2, None, None, torch.zeros(8), 1.0, None, pos)
+
+
+def sliding_rows(rows, width, first):
+    """Window lists as consecutive rows of one request have them: each drops and adds one slot."""
+    idx = torch.arange(first, first + rows)[:, None] + torch.arange(width)
+    return idx.int(), torch.full((rows,), width, dtype=torch.int32)
+
+
+def test_rows_that_share_keys_have_the_bits_of_rows_alone():
+    """Two requests, the first of more rows than share one set of keys, and a padded row."""
+    torch.manual_seed(11)
+    window, entries = filled_pool(300, 256, 12), filled_pool(200, 64, 13)
+    first, second = sliding_rows(40, 128, 256), sliding_rows(6, 128, 386)
+    idx = torch.cat([first[0], second[0], torch.full((1, 128), -1).int()])
+    length = torch.cat([first[1], second[1], torch.zeros(1).int()])
+    x_idx, x_len = slot_lists(47, 40, 200, 64, 14)
+    q, sink, pos = torch.randn(47, 8, 512).bfloat16(), torch.randn(8), torch.arange(47)
+
+    def run(rows):
+        return mla_sparse(
+            q[rows], window, 256, idx[rows], length[rows], entries, 64, x_idx[rows], x_len[rows],
+            sink, SCALE, rope_table(), pos[rows],
+        )  # fmt: skip
+
+    together = run(slice(0, 47))
+    assert torch.equal(together, torch.cat([run(slice(r, r + 1)) for r in range(47)]))
+    lists = [(window, 256, idx, length), (entries, 64, x_idx, x_len)]
+    expected = inv_rope(dense(q, lists, sink).float(), rope_table(), pos)
+    assert torch.equal(together, expected.bfloat16())
+
+
+def test_a_broken_key_stays_with_the_rows_that_see_it():
+    pool = filled_pool(300, 256, 15)
+    idx, length = sliding_rows(6, 128, 256)
+    q, sink, pos = torch.randn(6, 8, 512).bfloat16(), torch.randn(8), torch.arange(6)
+
+    def run():
+        return mla_sparse(
+            q, pool, 256, idx, length, None, 0, None, None, sink, SCALE, None, pos
+        )  # fmt: skip
+
+    before = run()
+    pool[1, 576 * 130 : 576 * 131] = 255  # e4m3 NaN in slot 256 + 130, which rows 3 to 5 see
+    after = run()
+    assert torch.equal(after[:3], before[:3])
+    assert after[3:].isnan().any(-1).all()
+
+
+def test_runs_end_with_the_request_and_at_their_longest():
+    loc, length = sliding_rows(40, 4, 0)
+    other = torch.tensor([[90, 91, 92, -1], [-1, -1, -1, -1], [-1, -1, -1, -1]]).int()
+    loc, length = torch.cat([loc, other]), torch.cat([length, torch.tensor([3, 0, 0]).int()])
+    assert runs(loc, length) == [
+        slice(a, b) for a, b in ((0, 32), (32, 40), (40, 41), (41, 42), (42, 43))
+    ]
+    assert runs(loc[:1], length[:1]) == [slice(0, 1)]
+    assert runs(loc[:0], length[:0]) == []
