@@ -143,7 +143,8 @@ def stock_table(record: Record) -> str:
         )
     header = ["op", "ours us", "stock us", "stock / ours", "ours GB/s"]
     code = "sm_89 code generation on this card" if record["sm89"] else "native code generation"
-    return f"{caption(record, single=True)} Medians inside CUDA graphs, {code}.\n\n{markdown(header, rows)}"
+    where = f"{caption(record, single=True)} Medians inside CUDA graphs, {code}."
+    return f"{where}\n\n{markdown(header, rows)}"
 
 
 def step_table(record: Record) -> str:

@@ -79,6 +79,23 @@ def evaluate(
     return report, measured
 
 
+def calibrate(measured: dict[str, Blocks]) -> sts.Calibration:
+    """STS for a mixture of all texts and temperatures: fitted on every second block of each.
+
+    Its errors are those of the other blocks.
+    """
+    logits, accepted = (
+        [torch.cat([getattr(b, field)[half::2] for b in measured.values()]) for half in (0, 1)]
+        for field in ("confidence", "accepted")
+    )
+    fitted = sts.fit(logits[0], accepted[0], " + ".join(measured))
+    plain = (1.0,) * len(fitted.temperatures)
+    return fitted._replace(
+        ece_before=tuple(calibration_errors(logits[1], accepted[1], plain)),
+        ece_after=tuple(calibration_errors(logits[1], accepted[1], fitted.temperatures)),
+    )
+
+
 def calibration_errors(
     logits: torch.Tensor, accepted: torch.Tensor, temperatures: tuple[float, ...]
 ) -> list[float]:

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from dspark import sts
 from dspark.bench.train_embedded import config as presets
 from dspark.bench.train_embedded.__main__ import main
-from dspark.bench.train_embedded.acceptance import _walk
+from dspark.bench.train_embedded.acceptance import Blocks, _walk
 from dspark.bench.train_embedded.attention import build_ropes
 from dspark.bench.train_embedded.corpus import train_tokenizer
 from dspark.bench.train_embedded.draft import markov_heads, run_draft
+from dspark.bench.train_embedded.evaluate import calibrate
 from dspark.bench.train_embedded.export import export
 from dspark.bench.train_embedded.generate import generate
 from dspark.bench.train_embedded.linear import EXACT
@@ -226,6 +228,16 @@ def test_draft_loss_of_a_perfect_draft_is_its_entropy():
     torch.testing.assert_close(loss.cross_entropy, expected)
 
 
+def test_calibration_of_a_mixture_is_judged_on_blocks_it_was_not_fitted_to():
+    """Even blocks say 0.5 where half are accepted; odd blocks say the same and all are."""
+    logits = torch.zeros(400, 1)
+    accepted = torch.ones(400, dtype=torch.int64)
+    accepted[0::4] = 0  # half of the even ones
+    fitted = calibrate({"text": Blocks(accepted, logits)})
+    assert fitted.num_samples == 200
+    assert fitted.ece_before == fitted.ece_after == (0.5,)
+
+
 def test_walk_moves_on_by_accepted_plus_one():
     assert _walk([0, 2, 5, 5, 1, 0, 0, 3]) == [0, 1, 4, 6, 7]
 
@@ -235,6 +247,7 @@ def test_every_phase_runs_and_resumes(tmp_path):
     assert main(["all", *arguments]) == 0
     report = json.loads((tmp_path / "out/acceptance.json").read_text())
     assert {"heldout_code T=0", "heldout_prose T=1"} <= set(report)
+    assert len(sts.load(tmp_path / "out/confidence.json", gamma=5).ece_after) == 5
     lines = [json.loads(line) for line in (tmp_path / "out/log.jsonl").read_text().splitlines()]
     assert any(line.get("done") and line["step"] == 3 for line in lines)
     before = (tmp_path / "out/draft-0.safetensors").read_bytes()
