@@ -239,8 +239,6 @@ TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "stock-ops-h200": ("stock-ops-h200.json", stock_table),
     "decode-step-h200": ("decode-step-h200.json", decode_step_table),
     "step-h200": ("stock-ops-h200.json", step_table),
-    "speed-up-embedded-cpu": ("pair-embedded-cpu.json", speed_up_table),
-    "serving-embedded-cpu": ("pair-embedded-cpu.json", serving_table),
     "embedded-acceptance": ("embedded-acceptance.json", embedded_table),
     "tune-schedule-h200": ("h200-tune-schedule/session.json", tuner_table),
 }

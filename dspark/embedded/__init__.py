@@ -20,6 +20,11 @@ def calibration() -> Path:
     return DIRECTORY / "confidence.json"
 
 
+def step_cost() -> Path:
+    """What its steps cost on a two-core CPU, for `DSPARK_STEP_COST`."""
+    return DIRECTORY / "step_cost.json"
+
+
 def held_out() -> dict[str, list[str]]:
     """Prompts that are not in its training data: 16 of `code`, 8 of `prose` (PSF-2.0)."""
     content = json.loads((DIRECTORY / "held_out.json").read_text())

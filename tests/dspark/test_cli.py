@@ -1,5 +1,7 @@
 """Subcommands, and the device chosen before anything of SGLang is imported."""
 
+import os
+
 import pytest
 import torch
 
@@ -63,3 +65,21 @@ def test_missing_model_is_one_sentence(tmp_path):
 def test_cpu_is_chosen_only_without_cuda(monkeypatch, argv, cuda, resolved):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     assert launch.resolve_device(argv) == resolved
+
+
+def test_half_of_the_cores_compute():
+    assert [launch.cpu_threads(cores, 1) for cores in (1, 2, 3, 8)] == [1, 1, 1, 4]
+    assert [launch.cpu_threads(8, ranks) for ranks in (2, 4, 8, 16)] == [2, 1, 1, 1]
+
+
+def test_threads_are_chosen_where_the_user_did_not(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    launch.prepare_process(["--device", "cpu"])
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
+    launch.prepare_process(["--device", "cpu", "--tp", "2"])
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    launch.prepare_process(["--device", "cpu", "--tp", "two"])  # for SGLang to refuse
+    assert "OMP_NUM_THREADS" not in os.environ

@@ -7,7 +7,7 @@ import torch
 from local_speculation import Speculation
 from tokenizers import Tokenizer
 
-from dspark import embedded, sts
+from dspark import embedded, sps, sts
 from dspark.target.config import ModelConfig
 from dspark.target.local import LocalTarget, Rows
 from dspark.target.weights import load_draft, load_target
@@ -80,3 +80,10 @@ def test_its_confidence_calibration_loads():
         after <= before
         for after, before in zip(calibration.ece_after, calibration.ece_before, strict=True)
     )
+
+
+def test_its_step_cost_table_loads_and_grows_with_the_rows():
+    cost = sps.load(embedded.step_cost())
+    assert cost.rows[0] == 1
+    assert cost.max_rows >= 24  # 4 requests of 6 rows
+    assert cost.steps_per_second[0] > cost.steps_per_second[-1]
