@@ -70,16 +70,18 @@ def mla_sparse(
 def runs(loc: Tensor, length: Tensor) -> list[slice]:
     """Rows cut where a row does not see the newest key of the one before, or a run gets too long.
 
+    A padded row, which sees nothing, stays with the rows before it.
     loc: i32 [T, N], -1 for none. length: i32 [T] places in use.
     """
     rows = loc.shape[0]
     if rows < 2:
         return [slice(0, rows)] if rows else []
-    newest = loc.gather(1, (length[:, None].long() - 1).clamp(min=0))  # -1 in an empty list
-    follows = ((loc[1:] == newest[:-1]) & (newest[:-1] >= 0)).any(1).tolist()
+    newest = loc.gather(1, (length[:, None].long() - 1).clamp(min=0))
+    shares = ((loc[1:] == newest[:-1]) & (newest[:-1] >= 0)).any(1)
+    goes_on = (shares | (length[1:] == 0)).tolist()
     starts = [0]
-    for row, goes_on in enumerate(follows, start=1):
-        if not goes_on or row - starts[-1] == LONGEST_RUN:
+    for row, joined in enumerate(goes_on, start=1):
+        if not joined or row - starts[-1] == LONGEST_RUN:
             starts.append(row)
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], rows], strict=True)]
 
