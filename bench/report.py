@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = Path("bench/results")
 MARKED = re.compile(r"(<!-- bench:(?P<name>[\w-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 Record = Mapping[str, Any]
+THROUGHPUTS = ("scheduler_output", "decode_window", "end_to_end")
 
 
 class ReportError(ValueError):
@@ -69,7 +70,7 @@ def figures_row(label: str, level: Record) -> list[str]:
     return [
         label,
         str(level["concurrency"]),
-        *(number(level[name]) for name in ("scheduler_output", "decode_window", "end_to_end")),
+        *(number(level[name]) for name in THROUGHPUTS),
         number(level["accepted_length"], 2),
         number(level["step_time"], 1, 1e3),
         number(level["ttft"].get("p50"), 0, 1e3),
@@ -93,6 +94,28 @@ def serving_table(record: Record) -> str:
     ]
     medians = f"Medians of {len(record['rounds'])} rounds."
     return f"{inputs(record)}{caption(record)} {medians}\n\n{markdown(FIGURES, rows)}"
+
+
+def with_share(value: float | None, share: float | None) -> str:
+    return number(value) if share is None else f"{number(value)} ({number(share, 0, 100)} %)"
+
+
+def scaling_table(record: Record) -> str:
+    """One server over numbers of clients, each throughput also as a share of C times that of C1."""
+    rows = [
+        [
+            str(level["concurrency"]),
+            *(with_share(level[name], level["of_linear"][name]) for name in THROUGHPUTS),
+            number(level["accepted_length"], 2),
+            number(level["step_time"], 1, 1e3),
+        ]
+        for level in record["levels"]
+    ]
+    header = [
+        "clients", "scheduler output tok/s (of linear)", "decode window tok/s (of linear)",
+        "end to end tok/s (of linear)", "tokens per verify step", "step ms",
+    ]  # fmt: skip
+    return f"{inputs(record)}{caption(record)}\n\n{markdown(header, rows)}"
 
 
 def speed_up_table(record: Record) -> str:
@@ -231,6 +254,7 @@ def embedded_table(record: Record) -> str:
 # marker -> (raw record, how it is shown)
 TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "serving-cpu": ("pair-cpu.json", serving_table),
+    "scaling-cpu": ("serve-cpu.json", scaling_table),
     "speed-up-cpu": ("pair-cpu.json", speed_up_table),
     "serving-h200": ("pair-h200.json", serving_table),
     "speed-up-h200": ("pair-h200.json", speed_up_table),

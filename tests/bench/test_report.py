@@ -101,6 +101,15 @@ def test_tables_come_from_the_record(results):
     assert regenerate(text, results) == text
 
 
+def test_throughputs_over_clients_show_their_share_of_linear(results):
+    shares = {"scheduler_output": None, "decode_window": 0.456, "end_to_end": 0.9}
+    levels = [level(4, 80.0, 2.5) | {"of_linear": shares}]
+    record = pair_record() | {"levels": levels}
+    (results / "serve-cpu.json").write_text(json.dumps(record))
+    text = regenerate("<!-- bench:scaling-cpu -->\n<!-- /bench -->\n", results)
+    assert "| 4 | - | 80.0 (46 %) | 40.0 (90 %) | 2.50 | 20.0 |" in text
+
+
 def test_a_changed_number_is_noticed(results, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "REPOSITORY", tmp_path)
     monkeypatch.setattr(report, "RESULTS", Path())
