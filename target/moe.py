@@ -2,8 +2,8 @@
 
 import torch
 
-from dspark.kernels.linear import bf16_linear, fp8_linear
-from dspark.kernels.moe import moe_mxfp4, route, swiglu
+from dspark.kernels.linear import bf16_linear, fp8_linear, swiglu_linear
+from dspark.kernels.moe import moe_mxfp4, route
 from dspark.target.config import ModelConfig
 from dspark.target.weights import MoeWeights
 
@@ -30,6 +30,7 @@ def moe(
         config.routed_scaling_factor,
     )
     gate_up = fp8_linear(x, w.shared_w13, out_dtype=torch.float32)
-    hidden = swiglu(gate_up, config.swiglu_limit, out_dtype=x.dtype)
-    shared = fp8_linear(hidden, w.shared_w2, out_dtype=torch.float32)
+    shared = swiglu_linear(
+        gate_up, w.shared_w2, config.swiglu_limit, act_dtype=x.dtype, out_dtype=torch.float32
+    )
     return moe_mxfp4(x, w.experts, routed, config.swiglu_limit, shared)

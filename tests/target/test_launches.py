@@ -19,7 +19,7 @@ from dspark.target.local import LocalTarget, Rows
 from dspark.target.weights import load_target
 
 SITES = Counter(_project=2, _mix=2)
-EXPERTS = Counter(_linear=3, _route=1, _swiglu=1, _gate_up=1, _down=1)
+EXPERTS = Counter(_linear=3, _route=1, _gate_up=1, _down=1)
 ATTENTION = Counter(_linear=4, _rms_norm=1, _q_kv_prepare=1, _decode=1, _combine=1)
 LAYER = {
     0: SITES + EXPERTS + ATTENTION,
@@ -77,4 +77,4 @@ def test_launches_of_a_flash_step(tiny, monkeypatch):
     """At most 1,000 Triton launches in 43 layers, metadata and head."""
     outside = step(tiny, [0], monkeypatch)[0].total() - LAYER[0].total()
     layers = sum(count * LAYER[ratio].total() for ratio, count in FLASH_LAYERS.items())
-    assert layers + outside == 988
+    assert layers + outside == 945
