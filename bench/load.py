@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from dspark.bench.client import Trace, complete
+from dspark.local_server import IDLE_S
 
 SAMPLE_S = 0.25
 
@@ -123,7 +124,7 @@ async def flush_cache(target: Target) -> bool:
     with contextlib.suppress(aiohttp.ClientError):
         async with (
             aiohttp.ClientSession() as session,
-            session.post(target.url + "/flush_cache") as response,
+            session.post(f"{target.url}/flush_cache?timeout={IDLE_S}") as response,
         ):
             return response.status == 200
     return False

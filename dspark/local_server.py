@@ -21,6 +21,7 @@ import requests
 
 POLL_S = 0.25
 STOP_S = 30
+IDLE_S = 30  # most seconds that SGLang shall wait for its last step to end
 
 
 class ServerFailed(RuntimeError):
@@ -181,8 +182,11 @@ class LocalServer:
                     yield _output(json.loads(event))
 
     def flush_cache(self) -> None:
-        """Forget every cached prefix; the server must be idle."""
-        self.request("/flush_cache", {})
+        """Forget every cached prefix, once the server is idle.
+
+        It still is not when its last answer arrives: an overlapped step is yet to end.
+        """
+        self.request(f"/flush_cache?timeout={IDLE_S}", {})
 
     def load(self) -> dict[str, Any]:
         """SGLang's load report of the only worker: used tokens, running and waiting requests."""

@@ -70,8 +70,9 @@ class FakeServer:
         return web.json_response({"internal_states": [{"last_gen_throughput": 7.5}]})
 
     async def flush(self, request):
+        """As SGLang right after its last answer: not idle yet, so refuses who does not wait."""
         self.flushes += 1
-        return web.Response()
+        return web.Response(status=200 if float(request.query.get("timeout", 0)) > 0 else 400)
 
 
 @pytest.fixture
