@@ -16,12 +16,12 @@ from typing import Any
 
 from dspark.bench.medians import median_levels
 from dspark.bench.table import counted, number
+from dspark.bench.throughput import THROUGHPUTS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = Path("bench/results")
 MARKED = re.compile(r"(<!-- bench:(?P<name>[\w-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 Record = Mapping[str, Any]
-THROUGHPUTS = ("scheduler_output", "decode_window", "end_to_end")
 
 
 class ReportError(ValueError):

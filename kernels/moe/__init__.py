@@ -7,7 +7,6 @@ f32 activation runs the oracle without intermediate rounding (CPU only).
 import torch
 
 from dspark.kernels.dispatch import use_triton
-from dspark.kernels.linear import swiglu
 from dspark.kernels.linear.arrivals import arrival_counters
 from dspark.kernels.moe import kernel, reference
 from dspark.kernels.moe.reference import SCALE_GROUP, ExpertWeights, Route, dequantise_mxfp4
@@ -19,7 +18,6 @@ __all__ = [
     "moe_mxfp4",
     "prepare_experts",
     "route",
-    "swiglu",
 ]
 
 

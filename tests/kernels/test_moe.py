@@ -5,14 +5,8 @@ import torch
 import torch.nn.functional as F
 from weight_cases import assert_rows_invariant, generator, random_experts, random_route, random_rows
 
-from dspark.kernels.moe import (
-    Route,
-    dequantise_mxfp4,
-    moe_mxfp4,
-    prepare_experts,
-    route,
-    swiglu,
-)
+from dspark.kernels.linear import swiglu
+from dspark.kernels.moe import Route, dequantise_mxfp4, moe_mxfp4, prepare_experts, route
 
 LIMIT = 10.0
 
