@@ -5,6 +5,7 @@ it, so a real step takes longer; ops that overlap or share caches could make it 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,12 @@ from dspark.bench.table import counted
 from dspark.bench.tune import moe as moe_inputs
 from dspark.bench.tune.fp8_linear import random_weight
 from dspark.bench.tune.op import seeded
-from dspark.kernels.hyper import mhc_head, mhc_post, mhc_pre, prepare_hyper
+from dspark.kernels.hyper import mhc_head, mhc_post, mhc_post_pre, mhc_pre, prepare_hyper
 from dspark.kernels.linear import (
     bf16_linear,
+    bf16_linear_parts,
     fp8_linear,
+    fp8_linear_parts,
     grouped_linear,
     prepare_bf16,
     rms_norm,
@@ -27,7 +30,8 @@ from dspark.kernels.linear import (
 from dspark.kernels.moe import moe_mxfp4, route
 
 CUDA = torch.device("cuda")
-HIDDEN, LATENT, HEADS, EPS, LIMIT = 4096, 1024, 8, 1e-6, 10.0
+HIDDEN, LATENT, EPS, LIMIT = 4096, 1024, 1e-6, 10.0
+QUERY, INDEX_QUERY = 8 * 512, 64 * 128
 LAYERS = {"window": 2, "c4": 21, "c128": 20}
 ALL = sum(LAYERS.values())
 VOCAB_SHARD = 16_160
@@ -46,70 +50,74 @@ def rows_of(rows: int, columns: int, random: torch.Generator) -> torch.Tensor:
 
 
 def fp8_ops(rows: int) -> Iterator[StepOp]:
-    """name, outputs, inputs, calls; `wo_a` and the two projections of the shared expert differ."""
+    """Matrices of the same input are stacked, as in `dspark.target.weights`."""
     random = seeded(CUDA, 1)
-    for name, outputs, k, calls in [
-        ("wq_a", LATENT, HIDDEN, ALL), ("wkv", 512, HIDDEN, ALL), ("wq_b", 4096, LATENT, ALL),
-        ("wo_a", 1024, 4096, ALL), ("wo_b", HIDDEN, 1024, ALL),
-        ("indexer wq_b", 8192, LATENT, LAYERS["c4"]),
-        ("shared w13", 512, HIDDEN, ALL), ("shared swiglu and w2", HIDDEN, 256, ALL),
-    ]:  # fmt: skip
+    swiglu = partial(swiglu_linear, limit=LIMIT, act_dtype=torch.bfloat16, out_dtype=torch.float32)
+    ops: list[tuple[str, int, int, int, Callable[..., object]]] = [
+        ("wqkv_a", LATENT + 512, HIDDEN, ALL, partial(fp8_linear_parts, parts=(LATENT, 512))),
+        ("wq_b", QUERY, LATENT, ALL - LAYERS["c4"], fp8_linear),
+        ("wq_b with the indexer's", QUERY + INDEX_QUERY, LATENT, LAYERS["c4"],
+         partial(fp8_linear_parts, parts=(QUERY, INDEX_QUERY))),
+        ("wo_a", 1024, QUERY, ALL, grouped_linear),
+        ("wo_b", HIDDEN, 1024, ALL, fp8_linear),
+        ("shared w13", 512, HIDDEN, ALL, partial(fp8_linear, out_dtype=torch.float32)),
+        ("shared swiglu and w2", HIDDEN, 256, ALL, swiglu),
+    ]  # fmt: skip
+    for name, outputs, k, calls, linear in ops:
         copies = copies_for(outputs * k, 32)
         weights = [random_weight(outputs, k, random) for _ in range(copies)]
         x = rows_of(rows, k, random).bfloat16()
-        gate_up = rows_of(rows, 2 * k, random)
-
-        def launch(i: int, name=name, w=weights, x=x, gate_up=gate_up) -> object:
-            if name == "wo_a":
-                return grouped_linear(x.unsqueeze(1), w[i])
-            if name.startswith("shared"):
-                if "swiglu" in name:
-                    return swiglu_linear(
-                        gate_up, w[i], LIMIT, act_dtype=torch.bfloat16, out_dtype=torch.float32
-                    )
-                return fp8_linear(x, w[i], torch.float32)
-            return fp8_linear(x, w[i])
-
-        yield StepOp(name, calls, launch, copies, outputs * k)
+        if linear is grouped_linear:
+            x = x.unsqueeze(1)
+        elif linear is swiglu:
+            x = rows_of(rows, 2 * k, random)
+        yield StepOp(
+            name, calls, lambda i, f=linear, x=x, w=weights: f(x, w[i]), copies, outputs * k
+        )
 
 
 def bf16_ops(rows: int) -> Iterator[StepOp]:
     random = seeded(CUDA, 2)
-    for name, outputs, calls in [
-        ("C4 compressor", 2048, LAYERS["c4"]), ("indexer compressor", 512, LAYERS["c4"]),
-        ("indexer weights", 64, LAYERS["c4"]), ("C128 compressor", 1024, LAYERS["c128"]),
-        ("expert gate", 256, ALL), ("lm_head", VOCAB_SHARD, 1),
-    ]:  # fmt: skip
-        moved = 2 * outputs * HIDDEN
+    for name, parts, calls in [
+        ("C4 compressors, index weights", (2048, 512, 64), LAYERS["c4"]),
+        ("C128 compressor", (1024,), LAYERS["c128"]),
+        ("expert gate", (256,), ALL),
+        ("lm_head", (VOCAB_SHARD,), 1),
+    ]:
+        moved = 2 * sum(parts) * HIDDEN
         copies = copies_for(moved, 32)
-        weights = [prepare_bf16(rows_of(outputs, HIDDEN, random).bfloat16()) for _ in range(copies)]
+        weights = [
+            prepare_bf16(rows_of(sum(parts), HIDDEN, random).bfloat16()) for _ in range(copies)
+        ]
         x = rows_of(rows, HIDDEN, random).bfloat16()
-        yield StepOp(
-            name,
-            calls,
-            lambda i, w=weights, x=x: bf16_linear(x, w[i], torch.float32),
-            copies,
-            moved,
-        )
+
+        def launch(i: int, parts=parts, w=weights, x=x) -> object:
+            if len(parts) == 1:
+                return bf16_linear(x, w[i], torch.float32)
+            return bf16_linear_parts(x, w[i], parts, torch.float32)
+
+        yield StepOp(name, calls, launch, copies, moved)
 
 
 def hyper_ops(rows: int) -> Iterator[StepOp]:
+    """Two sites a layer: every site but the last spreads its output and mixes the next input."""
     random = seeded(CUDA, 3)
     streams = torch.randn(rows, 4, HIDDEN, device=CUDA, generator=random).bfloat16()
     site = prepare_hyper(rows_of(24, 4 * HIDDEN, random) * 0.01)
     head = prepare_hyper(rows_of(4, 4 * HIDDEN, random) * 0.01)
     scale, base = torch.rand(3, device=CUDA), torch.randn(24, device=CUDA)
     norm = torch.ones(HIDDEN, device=CUDA).bfloat16()
-    pre = mhc_pre(streams, site, scale, base, norm, EPS, EPS, 20)
+    mixing: tuple[Any, ...] = (site, scale, base, norm, EPS, EPS, 20)
+    pre = mhc_pre(streams, *mixing)
     out = rows_of(rows, HIDDEN, random).bfloat16()
+    spreading = (out, streams, pre.post, pre.comb)
     latent, latent_norm = out[:, :LATENT].contiguous(), norm[:LATENT].contiguous()
+    moved = site.fn.nbytes
+    yield StepOp("mhc_pre", 1, lambda _: mhc_pre(streams, *mixing), moved=moved)
     yield StepOp(
-        "mhc_pre",
-        2 * ALL,
-        lambda _: mhc_pre(streams, site, scale, base, norm, EPS, EPS, 20),
-        moved=4 * 24 * 4 * HIDDEN,
+        "mhc_post_pre", 2 * ALL - 1, lambda _: mhc_post_pre(*spreading, *mixing), moved=moved
     )
-    yield StepOp("mhc_post", 2 * ALL, lambda _: mhc_post(out, streams, pre.post, pre.comb))
+    yield StepOp("mhc_post", 1, lambda _: mhc_post(*spreading))
     yield StepOp("mhc_head", 1, lambda _: mhc_head(streams, head, scale[:1], base[:4], EPS, EPS))
     yield StepOp("query norm", ALL, lambda _: rms_norm(latent, latent_norm, EPS))
     yield StepOp("final norm", 1, lambda _: rms_norm(out, norm, EPS))
@@ -190,7 +198,7 @@ def print_step(step: Mapping[str, Any]) -> None:
     )
     for op in step["ops"]:
         print(
-            f"  {op['op']:24} {op['calls']:3} x {op['us']:7.2f} us = {op['step_us'] / 1e3:6.3f} ms"
+            f"  {op['op']:30} {op['calls']:3} x {op['us']:7.2f} us = {op['step_us'] / 1e3:6.3f} ms"
             f"   bytes alone {op['floor_us'] / 1e3:6.3f}"
         )
     note = "" if step["complete"] else "  INCOMPLETE"
