@@ -9,13 +9,14 @@ Hopper card. `dspark.bench.stock_ops` compares some of them with those of stock 
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from dspark.bench.graph_time import graph_time
+from dspark.bench.op_case import OpCase, copies_on
+from dspark.bench.tune.op import seeded
 from dspark.kernels import sm89_on_sm90
 from dspark.kernels.accept import accept_greedy, accept_sampled
 from dspark.kernels.draft import confidence, markov_block
@@ -26,123 +27,142 @@ from dspark.kernels.step import draft_meta, empty_draft_meta, empty_step_meta, s
 
 GAMMA, V, VOCAB, SHARD, RANK, HIDDEN = 5, 6, 129_280, 16_160, 256, 4096
 PAGE, RING_C4, RING_C128, C4_LAYERS, C128_LAYERS = 256, 16, 136, 21, 20
-Case = tuple[str, Callable[[], object]]
+CUDA = torch.device("cuda")
 
 
-def timed(launch: Callable[[], object]) -> float:
+def time_of(case: OpCase) -> float:
     """Microseconds of one launch."""
-    return graph_time(lambda _: launch(), chain=20, repeats=50)
+    return graph_time(case.launch, copies=len(case.inputs), chain=20, repeats=50)
 
 
-def i32(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
-
-
-def schedule_cases(requests: int) -> Iterator[Case]:
+def schedule_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    random = seeded(device, requests)
     for budget in (0, 2 * requests, GAMMA * requests):
-        conf = torch.rand(requests, GAMMA, device="cuda")
-        yield f"schedule budget {budget}", partial(schedule, conf, i32(budget))
+        conf = torch.rand(requests, GAMMA, device=device, generator=random)
+        admit = torch.tensor([budget], dtype=torch.int32, device=device)
+        yield OpCase(f"schedule budget {budget}", schedule, [{"confidence": conf, "budget": admit}])
 
 
-def metadata_cases(requests: int, context: int) -> Iterator[Case]:
+def metadata_cases(requests: int, context: int, device: torch.device = CUDA) -> Iterator[OpCase]:
     pages = context // PAGE
     slots = requests + 1
-    tokens = torch.arange(PAGE, (slots * pages + 1) * PAGE, device="cuda")
+    tokens = torch.arange(PAGE, (slots * pages + 1) * PAGE, device=device)
     arguments: dict[str, Any] = {
-        "req_slot": torch.arange(1, slots, device="cuda"),
-        "prefix_len": torch.full((requests,), context - V, device="cuda"),
+        "req_slot": torch.arange(1, slots, device=device),
+        "prefix_len": torch.full((requests,), context - V, device=device),
         "req_to_token": tokens.view(slots, -1).int(),
-        "full_to_swa": torch.arange((slots * pages + 1) * PAGE, device="cuda"),
+        "full_to_swa": torch.arange((slots * pages + 1) * PAGE, device=device),
         "window": 128,
     }
-    device = torch.device("cuda")
-    shape: dict[str, Any] = {
-        "max_pages": pages,
-        "max_c128": 2 * pages,
-        "window": 128,
-        "device": device,
-    }
-    step_out = empty_step_meta(rows=requests * V, requests=requests, **shape)
+    bounds = {"max_pages": pages, "max_c128": 2 * pages}
+    step_out = empty_step_meta(
+        rows=requests * V, requests=requests, window=128, device=device, **bounds
+    )
     draft_out = empty_draft_meta(requests=requests, gamma=GAMMA, window=128, device=device)
-    row_len = torch.full((requests,), V, device="cuda")
-    valid_from = torch.zeros(requests, dtype=torch.int64, device="cuda")
-    yield (
-        "step_meta verify",
-        lambda: step_meta(
-            **arguments,
-            row_len=row_len,
-            rows=requests * V,
-            stride=V,
-            store_all=True,
-            ring_c4=RING_C4,
-            ring_c128=RING_C128,
-            max_pages=pages,
-            max_c128=2 * pages,
-            out=step_out,
-        ),
-    )
-    yield (
-        "draft_meta",
-        lambda: draft_meta(**arguments, gamma=GAMMA, valid_from=valid_from, out=draft_out),
-    )
-
-
-def draft_cases(requests: int) -> Iterator[Case]:
-    base = torch.randn(requests, GAMMA, SHARD, device="cuda")
-    prev = torch.randint(0, SHARD, (requests,), device="cuda")
-    w1 = torch.randn(VOCAB, RANK, device="cuda").bfloat16()
-    w2 = prepare_bf16(torch.randn(SHARD, RANK, device="cuda").bfloat16())
-    keys: dict[str, Any] = {
-        "temperature": torch.ones(requests, device="cuda"),
-        "greedy": torch.zeros(requests, dtype=torch.bool, device="cuda"),
-        "seed": torch.arange(requests, device="cuda"),
-        "prefix_len": torch.arange(requests, device="cuda"),
+    step = {
+        "row_len": torch.full((requests,), V, device=device),
+        "rows": requests * V,
+        "stride": V,
+        "store_all": True,
+        "ring_c4": RING_C4,
+        "ring_c128": RING_C128,
+        "out": step_out,
     }
-    yield "markov_block greedy", lambda: markov_block(base, prev, w1, w2)
-    yield "markov_block sampled", lambda: markov_block(base, prev, w1, w2, **keys)
-    hidden = torch.randn(requests, GAMMA, HIDDEN, device="cuda").bfloat16()
-    tokens = torch.randint(0, VOCAB, (requests, GAMMA), device="cuda")
-    proj, ones = torch.randn(HIDDEN + RANK, device="cuda"), torch.ones(GAMMA, device="cuda")
-    yield "confidence", lambda: confidence(hidden, tokens, w1, proj, ones)
+    yield OpCase("step_meta verify", step_meta, [{**arguments, **bounds, **step}])
+    valid_from = torch.zeros(requests, dtype=torch.int64, device=device)
+    draft = {"gamma": GAMMA, "valid_from": valid_from, "out": draft_out}
+    yield OpCase("draft_meta", draft_meta, [{**arguments, **draft}])
 
 
-def accept_cases(requests: int) -> Iterator[Case]:
-    logits = torch.randn(requests * V, VOCAB, device="cuda")
-    q = torch.randn(requests, GAMMA, VOCAB, device="cuda")
-    candidates = torch.randint(0, VOCAB, (requests, V), device="cuda")
-    lengths: dict[str, Any] = {
-        "verify_len": torch.full((requests,), V, dtype=torch.int32, device="cuda"),
-        "prefix_len": torch.arange(requests, device="cuda"),
+def sampling(requests: int, device: torch.device) -> dict[str, torch.Tensor]:
+    return {
+        "temperature": torch.ones(requests, device=device),
+        "greedy": torch.zeros(requests, dtype=torch.bool, device=device),
+        "seed": torch.arange(requests, device=device),
+        "prefix_len": torch.arange(requests, device=device),
     }
-    keys: dict[str, Any] = {
-        "temperature": torch.ones(requests, device="cuda"),
-        "greedy": torch.zeros(requests, dtype=torch.bool, device="cuda"),
-        "seed": torch.arange(requests, device="cuda"),
+
+
+def draft_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    random = seeded(device, requests)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, device=device, generator=random)
+
+    def tokens(below: int, *size: int) -> torch.Tensor:
+        return torch.randint(0, below, size, device=device, generator=random)
+
+    w1 = normal(VOCAB, RANK).bfloat16()
+    moved = 2 * SHARD * RANK + 2 * 4 * requests * GAMMA * SHARD
+    greedy = [
+        {
+            "base": normal(requests, GAMMA, SHARD),
+            "prev": tokens(SHARD, requests),
+            "w1": w1,
+            "w2": prepare_bf16(normal(SHARD, RANK).bfloat16()),
+        }
+        for _ in range(copies_on(device, moved))
+    ]
+    keys = sampling(requests, device)
+    yield OpCase("markov_block greedy", markov_block, greedy, moved)
+    yield OpCase("markov_block sampled", markov_block, [each | keys for each in greedy], moved)
+    features = {
+        "hidden": normal(requests, GAMMA, HIDDEN).bfloat16(),
+        "prev_tokens": tokens(VOCAB, requests, GAMMA),
+        "w1": w1,
+        "proj": normal(HIDDEN + RANK) / 64,
+        "temperature": torch.ones(GAMMA, device=device),
     }
-    shard = logits[:, :SHARD].contiguous()
-    yield "accept_greedy, one shard", lambda: accept_greedy(candidates, shard, **lengths)
-    yield "accept_greedy, whole vocabulary", lambda: accept_greedy(candidates, logits, **lengths)
-    yield "accept_sampled", lambda: accept_sampled(candidates, logits, q, **lengths, **keys)
+    yield OpCase("confidence", confidence, [features])
 
 
-def state_cases(requests: int) -> Iterator[Case]:
+def accept_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    """Request r has (r + 3) % 6 right drafts, as far as the whole vocabulary decides."""
+    random = seeded(device, requests)
+    right = (torch.arange(requests, device=device) + 3) % V
+    moved = 4 * requests * V * VOCAB
+    shared = {"verify_len": torch.full((requests,), V, dtype=torch.int32, device=device)}
+    whole, shards, sampled = [], [], []
+    for _ in range(copies_on(device, moved)):
+        logits = torch.randn(requests * V, VOCAB, device=device, generator=random)
+        tokens = torch.randint(0, VOCAB, (requests, V), device=device, generator=random)
+        best = logits.view(requests, V, -1).argmax(-1)
+        is_right = torch.arange(GAMMA, device=device) < right[:, None]
+        tokens[:, 1:] = torch.where(is_right, best[:, :-1], tokens[:, 1:])
+        proposed = torch.randn(requests, GAMMA, VOCAB, device=device, generator=random)
+        keys = sampling(requests, device)
+        call = {**shared, "candidates": tokens, "prefix_len": keys["prefix_len"]}
+        whole.append({**call, "logits": logits})
+        shards.append({**call, "logits": logits[:, :SHARD].contiguous()})
+        sampled.append({**call, **keys, "logits": logits, "draft_logits": proposed})
+    yield OpCase("accept_greedy, one shard", accept_greedy, shards, moved * SHARD // VOCAB)
+    yield OpCase("accept_greedy, whole vocabulary", accept_greedy, whole, moved)
+    drafts = 4 * requests * GAMMA * VOCAB
+    yield OpCase("accept_sampled", accept_sampled, sampled, moved + drafts)
+
+
+def state_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
     slots = max(requests, 8) + 1
-    c128 = torch.zeros(C128_LAYERS, slots * RING_C128, 1024, device="cuda")
-    attention = torch.zeros(C4_LAYERS, 64 * RING_C4, 2048, device="cuda")
-    indexer = torch.zeros(C4_LAYERS, 64 * RING_C4, 512, device="cuda")
-    slot = torch.arange(1, requests + 1, device="cuda")
-    seq_len = torch.arange(requests, device="cuda") * 100
-    commit, verify = i32(*[1] * requests), i32(*[V] * requests)
-    page = torch.arange(1, min(requests, 63) + 1, device="cuda")
-    yield (
-        "c128_rollback, all drafts rejected",
-        lambda: c128_rollback(c128, slot, seq_len, commit, verify, ring=RING_C128, verify_rows=V),
-    )
-    yield "clear_slots, one slot", lambda: clear_slots(c128, slot[:1], ring=RING_C128)
-    yield (
-        "clear_pages, C4 and indexer",
-        lambda: clear_pages([attention, indexer], page, ring=RING_C4),
-    )
+    c128 = torch.ones(C128_LAYERS, slots * RING_C128, 1024, device=device)
+    attention = torch.ones(C4_LAYERS, 64 * RING_C4, 2048, device=device)
+    indexer = torch.ones(C4_LAYERS, 64 * RING_C4, 512, device=device)
+    slot = torch.arange(1, requests + 1, device=device)
+    rollback = {
+        "pool": c128,
+        "req_slot": slot,
+        "seq_len": torch.arange(requests, device=device) * 100,
+        "commit_len": torch.ones(requests, dtype=torch.int32, device=device),
+        "verify_len": torch.full((requests,), V, dtype=torch.int32, device=device),
+        "ring": RING_C128,
+        "verify_rows": V,
+    }
+    page = torch.arange(1, min(requests, 63) + 1, device=device)
+    moved = C128_LAYERS * requests * GAMMA * 4096
+    yield OpCase("c128_rollback, all drafts rejected", c128_rollback, [rollback], moved)
+    one_slot = {"pools": c128, "slots": slot[:1], "ring": RING_C128}
+    yield OpCase("clear_slots, one slot", clear_slots, [one_slot])
+    both = {"pools": [attention, indexer], "pages": page, "ring": RING_C4}
+    yield OpCase("clear_pages, C4 and indexer", clear_pages, [both])
 
 
 def main() -> None:
@@ -164,8 +184,8 @@ def main() -> None:
             accept_cases(requests) if requests <= 8 else (),
             state_cases(requests),
         ):
-            for name, launch in cases:
-                figures.append({"op": name, "requests": requests, "us": timed(launch)})
+            for case in cases:
+                figures.append({"op": case.name, "requests": requests, "us": time_of(case)})
     for figure in figures:
         print(f"R={figure['requests']:<3} {figure['op']:36} {figure['us']:8.2f} us")
     if options.json:

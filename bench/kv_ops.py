@@ -9,11 +9,14 @@ configurations of the sparse decode and index kernels; the one in use is starred
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from dspark.bench.graph_time import Launch, graph_time
+from dspark.bench.graph_time import copy_bandwidth, graph_time
+from dspark.bench.op_case import OpCase, copies_on
+from dspark.bench.tune.attention_inputs import SLOT_BYTES, random_pool
+from dspark.bench.tune.op import seeded
 from dspark.kernels.attention import kernel as attention_kernel
 from dspark.kernels.attention import mla_sparse
 from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
@@ -22,133 +25,200 @@ from dspark.kernels.indexer import kernel as indexer_kernel
 from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, WIDTH
 from dspark.kernels.plan import LaunchConfig
 from dspark.kernels.qkv import page_stride, q_kv_prepare
+from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS
 
-COPIES = 8  # of every input, so that a replay does not find it in the cache
 HEADS, INDEX_HEADS, TOPK, WINDOW, VERIFY = 8, 64, 512, 128, 6
-Case = tuple[str, int, Launch]  # name, bytes moved, launch on copy i
+RING_C4, RING_C128 = 16, 136
+# Slots of a pool: beyond any L2 on a GPU, a few for a smoke test on a CPU.
+POOL_SLOTS = {"cuda": 1 << 18, "cpu": 1 << 10}
+CUDA = torch.device("cuda")
 
 
-def time_of(launch: Launch) -> float:
+def time_of(case: OpCase) -> float:
     """Median microseconds of one launch, going round all copies of the inputs."""
-    return graph_time(launch, copies=COPIES, chain=COPIES)
+    return graph_time(case.launch, copies=len(case.inputs))
 
 
-def random_pool(pages: int, stride: int) -> torch.Tensor:
-    """Bytes that decode to finite values of all kinds."""
-    return torch.randint(0, 120, (pages, stride), dtype=torch.uint8, device="cuda")
+class Verify(NamedTuple):
+    """Rows after `context` tokens: six of each request, or one of each where six do not divide."""
+
+    requests: int
+    owner: torch.Tensor  # i64 [T] request of the row
+    in_req: torch.Tensor  # i64 [T]
+    pos: torch.Tensor  # i64 [T]
+
+    @classmethod
+    def of(cls, rows: int, context: int, device: torch.device) -> "Verify":
+        each = VERIFY if rows % VERIFY == 0 else 1
+        row = torch.arange(rows, device=device)
+        in_req = row % each
+        return cls(rows // each, row // each, in_req, context - VERIFY - 1 + in_req)
 
 
-def random_slots(rows: int, width: int, slots: int) -> torch.Tensor:
-    return torch.randint(0, slots, (rows, width), device="cuda").int().sort(1).values
+def attention_cases(rows: int, context: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    """The lists of all copies point into one pool that is larger than the cache."""
+    random = seeded(device, rows)
+    slots = POOL_SLOTS[device.type]
 
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, device=device, generator=random)
 
-def attention_cases(rows: int, context: int) -> Iterator[Case]:
-    window = [random_pool(64, page_stride(256)) for _ in range(COPIES)]
-    table = torch.randn(context, 64, device="cuda")
-    pos = torch.randint(0, context, (rows,), device="cuda")
-    q = [torch.randn(rows, HEADS, 512, device="cuda").bfloat16() for _ in range(COPIES)]
-    sink = torch.randn(HEADS, device="cuda")
+    def chosen(width: int) -> torch.Tensor:
+        listed = torch.randint(0, slots, (rows, width), device=device, generator=random)
+        return listed.int().sort(1).values
+
+    def length(width: int) -> torch.Tensor:
+        return torch.full((rows,), width, dtype=torch.int32, device=device)
+
+    shared = {
+        "swa_pool": random_pool(slots // PAGE_TOKENS, PAGE_TOKENS, random),
+        "swa_n": PAGE_TOKENS,
+        "sink": normal(HEADS),
+        "scale": 512**-0.5,
+        "cos_sin": normal(context, 64),
+        "pos": torch.randint(0, context, (rows,), device=device, generator=random),
+    }
     for name, width, entries, per_page in [
         ("window", WINDOW, 0, 0),
         ("draft", WINDOW + 5, 0, 0),
-        ("c128", WINDOW, context // 128, 2),
-        ("c4", WINDOW, TOPK, 64),
+        ("c128", WINDOW, context // 128, C128_PER_PAGE),
+        ("c4", WINDOW, TOPK, C4_PER_PAGE),
     ]:
-        idx = [random_slots(rows, width, 64 * 256) for _ in range(COPIES)]
-        length = torch.full((rows,), width, device="cuda").int()
-        extra: list[Any] = [(None, 0, None, None)] * COPIES
-        if entries:
-            pools = [random_pool(256, page_stride(per_page)) for _ in range(COPIES)]
-            x_len = torch.full((rows,), entries, device="cuda").int()
-            extra = [
-                (pool, per_page, random_slots(rows, entries, 256 * per_page), x_len)
-                for pool in pools
-            ]
-
-        def launch(i: int, idx=idx, length=length, extra=extra) -> object:
-            x_pool, x_n, x_idx, x_len = extra[i]
-            return mla_sparse(
-                q[i], window[i], 256, idx[i], length, x_pool, x_n, x_idx, x_len,
-                sink, 512**-0.5, table, pos,
-            )  # fmt: skip
-
-        yield f"attention {name}", rows * (width + entries) * 584, launch
+        moved = rows * (width + entries) * SLOT_BYTES
+        pool = random_pool(slots // per_page, per_page, random) if entries else None
+        inputs = [
+            {
+                **shared,
+                "q": normal(rows, HEADS, 512).bfloat16(),
+                "swa_idx": chosen(width),
+                "swa_len": length(width),
+                "x_pool": pool,
+                "x_n": per_page,
+                "x_idx": chosen(entries) if entries else None,
+                "x_len": length(entries) if entries else None,
+            }
+            for _ in range(copies_on(device, moved, 512))
+        ]
+        yield OpCase(f"attention {name}", mla_sparse, inputs, moved)
 
 
-def compress_stream(rows: int, ratio: int, width: int) -> C4Stream:
+def prepare_cases(rows: int, context: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    random = seeded(device, rows)
+    shared = {
+        "norm_w": torch.ones(512, device=device).bfloat16(),
+        "cos_sin": torch.randn(context, 64, device=device, generator=random),
+        "pos": Verify.of(rows, context, device).pos,
+        "loc": torch.arange(rows, device=device).int(),
+        "slots_per_page": PAGE_TOKENS,
+    }
+    stride = page_stride(PAGE_TOKENS)
+    moved = 2 * rows * HEADS * 1024 + rows * (1024 + SLOT_BYTES)
+    inputs = []
+    for _ in range(copies_on(device, moved)):
+        q = torch.randn(rows, HEADS, 512, device=device, generator=random).bfloat16()
+        kv = torch.randn(rows, 512, device=device, generator=random).bfloat16()
+        pool = torch.zeros(1, stride, dtype=torch.uint8, device=device)
+        inputs.append({**shared, "q": q, "kv": kv, "pool": pool})
+    yield OpCase("q_kv_prepare", q_kv_prepare, inputs, moved)
+
+
+def compressor(
+    rows: int, requests: int, ratio: int, width: int, random: torch.Generator
+) -> C4Stream:
     """Raw rows, bias, ring, norm weight and pool of one compressor (C128 has the same parts)."""
-    halves = 2 if ratio == 4 else 1
+    device = random.device
+    halves, ring = (2, RING_C4) if ratio == 4 else (1, RING_C128)
+    per_page = C4_PER_PAGE if ratio == 4 else C128_PER_PAGE
+    stride = PACKED_STRIDE if width == WIDTH else page_stride(per_page)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, device=device, generator=random)
+
     return C4Stream(
-        torch.randn(rows, 2 * halves * width, device="cuda"),
-        torch.randn(halves * ratio, width, device="cuda"),
-        torch.randn(rows * 256, 2 * halves * width, device="cuda"),
-        torch.ones(width, device="cuda").bfloat16(),
-        random_pool(256, PACKED_STRIDE if width == 128 else page_stride(64)),
+        normal(rows, 2 * halves * width),
+        normal(halves * ratio, width),
+        normal(requests * ring, 2 * halves * width),
+        torch.ones(width, device=device).bfloat16(),
+        torch.zeros(-(-rows // per_page), stride, dtype=torch.uint8, device=device),
     )
 
 
-def other_cases(rows: int, context: int) -> Iterator[Case]:
-    table = torch.randn(context, 64, device="cuda")
-    requests = -(-rows // VERIFY)
-    in_req = torch.arange(rows, device="cuda") % VERIFY if rows % VERIFY == 0 else None
-    if in_req is None:  # decode: one row a request
-        requests, in_req = rows, torch.zeros(rows, dtype=torch.int64, device="cuda")
-    owner = in_req.eq(0).cumsum(0) - 1
-    pos = context - VERIFY - 1 + in_req
-
-    q = torch.randn(rows, HEADS, 512, device="cuda").bfloat16()
-    kv, w = q[:, 0].contiguous(), torch.ones(512, device="cuda").bfloat16()
-    pool = random_pool(64, page_stride(256))
-    loc = torch.arange(rows, device="cuda").int()
-    yield (
-        "q_kv_prepare",
-        2 * q.nbytes + rows * (1024 + 584),
-        lambda i: q_kv_prepare(q, kv, w, table, pos, loc, pool, 256),
-    )
-
+def compress_cases(rows: int, context: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    """No window closes, or one closes at the last row of every request."""
+    random = seeded(device, rows)
+    table = torch.randn(context, 64, device=device, generator=random)
+    requests, owner, in_req, pos = Verify.of(rows, context, device)
     last = in_req == in_req.max()
-    for closing in (False, True):  # no window closes, or one closes in every request
-        out_loc = torch.where(last & closing, torch.arange(rows, device="cuda"), -1).int()
+
+    for closing in (False, True):
+        out_loc = torch.where(last & closing, torch.arange(rows, device=device), -1).int()
         note = " closing" if closing else ""
         for name, ratio, widths in [("c4 pair", 4, (512, 128)), ("c128", 128, (512,))]:
-            base = owner * 256
-            group = [base + (pos - back) % 16 for back in (7, 3)]
-            if ratio == 128:
-                group = [base, torch.full_like(base, 256)]
-            plan = torch.stack([pos, *group, in_req], 1).int()
-            store = (base + pos % 256).int()
-            streams = [compress_stream(rows, ratio, width) for width in widths]
+            ring = RING_C4 if ratio == 4 else RING_C128
+            base = owner * ring
+            if ratio == 4:
+                group = [base + (pos - back) % ring for back in (7, 3)]
+            else:
+                group = [base, torch.full_like(base, ring)]
+            shared = {
+                "plan": torch.stack([pos, *group, in_req], 1).int(),
+                "store": (base + pos % ring).int(),
+                "cos_sin": table,
+                "out_loc": out_loc,
+            }
 
-            def launch(i: int, streams=streams, plan=plan, store=store, loc=out_loc) -> None:
-                if len(streams) == 2:
-                    main, index = streams
-                    c4_compress_pair(main, index, plan, store, table, loc, few_rows=True)
-                else:
-                    s, ape, ring, norm, target = streams[0]
-                    c128_compress(s, ape, ring, plan, store, norm, table, loc, target, 64)
+            def streams(ratio=ratio, widths=widths) -> list[C4Stream]:
+                return [compressor(rows, requests, ratio, width, random) for width in widths]
 
             moved = sum(
-                2 * part.s.nbytes + closing * requests * part.ape.nbytes * 2 for part in streams
+                2 * part.s.nbytes + closing * requests * part.ape.nbytes * 2 for part in streams()
             )
-            yield f"compress {name}{note}", moved, launch
+            inputs: list[dict[str, Any]] = []
+            for _ in range(copies_on(device, moved)):
+                first, *second = streams()
+                if second:
+                    pair = {"main": first, "index": second[0], "few_rows": True}
+                    inputs.append({**shared, **pair})
+                else:
+                    inputs.append({**shared, **first._asdict(), "entries_per_page": C128_PER_PAGE})
+            function = c4_compress_pair if ratio == 4 else c128_compress
+            yield OpCase(f"compress {name}{note}", function, inputs, moved)
 
-    iq = torch.randn(rows, INDEX_HEADS, 128, device="cuda").bfloat16()
-    iw = torch.randn(rows, INDEX_HEADS, device="cuda").bfloat16()
-    yield "index_q", iq.nbytes * 3 // 2, lambda i: index_q(iq, iw, table, pos)
+
+def index_cases(rows: int, context: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    random = seeded(device, rows)
+    requests, owner, _, pos = Verify.of(rows, context, device)
+    table = torch.randn(context, 64, device=device, generator=random)
+    queries = []
+    moved = rows * INDEX_HEADS * (3 * WIDTH + 6)
+    for _ in range(copies_on(device, moved)):
+        q = torch.randn(rows, INDEX_HEADS, WIDTH, device=device, generator=random).bfloat16()
+        w = torch.randn(rows, INDEX_HEADS, device=device, generator=random).bfloat16()
+        queries.append({"q": q, "w": w, "cos_sin": table, "pos": pos})
+    yield OpCase("index_q", index_q, queries, moved)
 
     entries = context // 4
-    pages = -(-entries // 64)
-    keys = [random_pool(requests * pages, PACKED_STRIDE) for _ in range(COPIES)]
-    for pool_copy in keys:  # scores of a usual size: the selection stops where they differ
-        pool_copy.view(torch.float32)[:, KEYS * WIDTH // 4 :] = 1.0
-    order = torch.randperm(requests * pages, device="cuda").int().view(requests, pages)
-    query = index_q(iq, iw, table, pos)
-    lengths = ((pos + 1) // 4).int()
+    pages = requests * -(-entries // KEYS)
+    moved = requests * entries * (WIDTH + 4) + rows * entries * 8
+    shared = {
+        "query": index_q(**queries[0]),
+        "row_req": owner.int(),
+        "c4_len": ((pos + 1) // 4).int(),
+        "c_max": entries,
+        "k": TOPK,
+    }
+    inputs = []
+    for _ in range(copies_on(device, moved, 512)):
+        codes = torch.randn(pages, KEYS * WIDTH, device=device, generator=random)
+        pool = torch.zeros(pages, PACKED_STRIDE, dtype=torch.uint8, device=device)
+        pool[:, : KEYS * WIDTH] = codes.to(torch.float8_e4m3fn).view(torch.uint8)
+        pool.view(torch.float32)[:, KEYS * WIDTH // 4 :] = 1.0
+        order = torch.randperm(pages, device=device, generator=random)
+        inputs.append({**shared, "pool": pool, "page_table": order.int().view(requests, -1)})
+    yield OpCase("index_select", index_select, inputs, moved)
 
-    def select(i: int) -> object:
-        return index_select(query, keys[i], order, owner.int(), lengths, entries, TOPK)
 
-    yield "index_select", requests * entries * 132 + rows * entries * 8, select
+MAKERS = (attention_cases, prepare_cases, compress_cases, index_cases)
 
 
 # Launch configurations to try, by (kernel, op). A changed CH or GROUP changes the sums of the op;
@@ -200,11 +270,7 @@ SWEPT_CASES = {"attention": ("attention window", "attention c4"), "index": ("ind
 
 def sweep(rows: int, context: int) -> None:
     """Times of every configuration in SWEEPS, one line each; the stock one is starred."""
-    cases = {
-        name: launch
-        for make in (attention_cases, other_cases)
-        for name, _, launch in make(rows, context)
-    }
+    cases = {case.name: case for make in MAKERS for case in make(rows, context)}
     for title, (kernel, op, configs) in SWEEPS.items():
         stock = kernel.LAUNCH[op]
         for config in configs:
@@ -226,15 +292,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--sweep", action="store_true", help="also other launch configurations")
     options = parser.parse_args()
-    copy = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)
-    bandwidth = 2 * copy.nbytes / (time_of(lambda i: copy.clone()) * 1e-6)
+    bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}: {bandwidth / 1e12:.2f} TB/s copied")
     for rows in options.rows:
-        for cases in (attention_cases, other_cases):
-            for name, moved, launch in cases(rows, options.context):
-                if options.only in name:
-                    floor = moved / bandwidth * 1e6
-                    print(f"T={rows:3} {name:24} {time_of(launch):8.1f} us  floor {floor:6.2f}")
+        for make in MAKERS:
+            for case in make(rows, options.context):
+                if options.only in case.name:
+                    floor = case.moved / bandwidth * 1e6
+                    print(f"T={rows:3} {case.name:24} {time_of(case):8.1f} us  floor {floor:6.2f}")
         if options.sweep:
             sweep(rows, options.context)
 

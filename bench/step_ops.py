@@ -154,10 +154,11 @@ KV_CALLS = {
 
 
 def cache_ops(rows: int, context: int) -> Iterator[StepOp]:
-    for cases in (kv_ops.attention_cases, kv_ops.other_cases):
-        for name, moved, launch in cases(rows, context):
-            if name in KV_CALLS:
-                yield StepOp(name, KV_CALLS[name], launch, kv_ops.COPIES, moved)
+    for make in kv_ops.MAKERS:
+        for case in make(rows, context):
+            if case.name in KV_CALLS:
+                calls = KV_CALLS[case.name]
+                yield StepOp(case.name, calls, case.launch, len(case.inputs), case.moved)
 
 
 PARTS: Mapping[str, Callable[[int, int], Iterator[StepOp]]] = {

@@ -1,0 +1,25 @@
+"""One public op and what it is called with."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from dspark.bench.graph_time import copies_for
+
+
+class OpCase(NamedTuple):
+    """Every copy holds other inputs, so that a launch does not find its own in the cache."""
+
+    name: str
+    function: Callable[..., Any]
+    inputs: Sequence[dict[str, Any]]  # keyword arguments, one dict a copy
+    moved: int = 0  # bytes a call must move; 0 = not given
+
+    def launch(self, copy: int) -> Any:
+        return self.function(**self.inputs[copy])
+
+
+def copies_on(device: torch.device, moved: int, most: int = 64) -> int:
+    """`copies_for` on a GPU; one on a CPU, where nothing is timed."""
+    return copies_for(moved, most) if device.type == "cuda" else 1
