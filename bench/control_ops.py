@@ -37,10 +37,12 @@ def time_of(case: OpCase) -> float:
 
 def schedule_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
     random = seeded(device, requests)
-    for budget in (0, 2 * requests, GAMMA * requests):
+    for label, budget in (("none", 0), ("part", 2 * requests), ("full", GAMMA * requests)):
         conf = torch.rand(requests, GAMMA, device=device, generator=random)
         admit = torch.tensor([budget], dtype=torch.int32, device=device)
-        yield OpCase(f"schedule budget {budget}", schedule, [{"confidence": conf, "budget": admit}])
+        yield OpCase(
+            f"schedule, {label} admitted", schedule, [{"confidence": conf, "budget": admit}]
+        )
 
 
 def metadata_cases(requests: int, context: int, device: torch.device = CUDA) -> Iterator[OpCase]:
@@ -75,6 +77,7 @@ def metadata_cases(requests: int, context: int, device: torch.device = CUDA) -> 
 
 
 def sampling(requests: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """What a sampled request brings: temperature 1, seed and position."""
     return {
         "temperature": torch.ones(requests, device=device),
         "greedy": torch.zeros(requests, dtype=torch.bool, device=device),
@@ -141,25 +144,29 @@ def accept_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]
     yield OpCase("accept_sampled", accept_sampled, sampled, moved + drafts)
 
 
-def state_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+def rollback_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
     slots = max(requests, 8) + 1
-    c128 = torch.ones(C128_LAYERS, slots * RING_C128, 1024, device=device)
-    attention = torch.ones(C4_LAYERS, 64 * RING_C4, 2048, device=device)
-    indexer = torch.ones(C4_LAYERS, 64 * RING_C4, 512, device=device)
-    slot = torch.arange(1, requests + 1, device=device)
-    rollback = {
-        "pool": c128,
-        "req_slot": slot,
+    call = {
+        "pool": torch.ones(C128_LAYERS, slots * RING_C128, 1024, device=device),
+        "req_slot": torch.arange(1, requests + 1, device=device),
         "seq_len": torch.arange(requests, device=device) * 100,
         "commit_len": torch.ones(requests, dtype=torch.int32, device=device),
         "verify_len": torch.full((requests,), V, dtype=torch.int32, device=device),
         "ring": RING_C128,
         "verify_rows": V,
     }
-    page = torch.arange(1, min(requests, 63) + 1, device=device)
     moved = C128_LAYERS * requests * GAMMA * 4096
-    yield OpCase("c128_rollback, all drafts rejected", c128_rollback, [rollback], moved)
-    one_slot = {"pools": c128, "slots": slot[:1], "ring": RING_C128}
+    yield OpCase("c128_rollback, all drafts rejected", c128_rollback, [call], moved)
+
+
+def clear_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    slots = max(requests, 8) + 1
+    c128 = torch.ones(C128_LAYERS, slots * RING_C128, 1024, device=device)
+    attention = torch.ones(C4_LAYERS, 64 * RING_C4, 2048, device=device)
+    indexer = torch.ones(C4_LAYERS, 64 * RING_C4, 512, device=device)
+    slot = torch.ones(1, dtype=torch.int64, device=device)
+    page = torch.arange(1, min(requests, 63) + 1, device=device)
+    one_slot = {"pools": c128, "slots": slot, "ring": RING_C128}
     yield OpCase("clear_slots, one slot", clear_slots, [one_slot])
     both = {"pools": [attention, indexer], "pages": page, "ring": RING_C4}
     yield OpCase("clear_pages, C4 and indexer", clear_pages, [both])
@@ -182,7 +189,8 @@ def main() -> None:
             metadata_cases(requests, options.context),
             draft_cases(requests),
             accept_cases(requests) if requests <= 8 else (),
-            state_cases(requests),
+            rollback_cases(requests),
+            clear_cases(requests),
         ):
             for case in cases:
                 figures.append({"op": case.name, "requests": requests, "us": time_of(case)})

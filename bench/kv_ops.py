@@ -20,7 +20,7 @@ from dspark.bench.tune.op import seeded
 from dspark.kernels.attention import kernel as attention_kernel
 from dspark.kernels.attention import mla_sparse
 from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
-from dspark.kernels.indexer import index_q, index_select
+from dspark.kernels.indexer import index_logits, index_q, index_select
 from dspark.kernels.indexer import kernel as indexer_kernel
 from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, WIDTH
 from dspark.kernels.plan import LaunchConfig
@@ -103,6 +103,7 @@ def attention_cases(rows: int, context: int, device: torch.device = CUDA) -> Ite
 
 
 def prepare_cases(rows: int, context: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    """Query and window latent of one layer."""
     random = seeded(device, rows)
     shared = {
         "norm_w": torch.ones(512, device=device).bfloat16(),
@@ -186,6 +187,7 @@ def compress_cases(rows: int, context: int, device: torch.device = CUDA) -> Iter
 
 
 def index_cases(rows: int, context: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    """The indexer of one layer; its requests have pages of their own, in no order."""
     random = seeded(device, rows)
     requests, owner, _, pos = Verify.of(rows, context, device)
     table = torch.randn(context, 64, device=device, generator=random)
@@ -205,7 +207,6 @@ def index_cases(rows: int, context: int, device: torch.device = CUDA) -> Iterato
         "row_req": owner.int(),
         "c4_len": ((pos + 1) // 4).int(),
         "c_max": entries,
-        "k": TOPK,
     }
     inputs = []
     for _ in range(copies_on(device, moved, 512)):
@@ -215,7 +216,9 @@ def index_cases(rows: int, context: int, device: torch.device = CUDA) -> Iterato
         pool.view(torch.float32)[:, KEYS * WIDTH // 4 :] = 1.0
         order = torch.randperm(pages, device=device, generator=random)
         inputs.append({**shared, "pool": pool, "page_table": order.int().view(requests, -1)})
-    yield OpCase("index_select", index_select, inputs, moved)
+    yield OpCase("index_logits", index_logits, inputs, moved)
+    chosen = [{**call, "k": TOPK} for call in inputs]
+    yield OpCase("index_select", index_select, chosen, moved)
 
 
 MAKERS = (attention_cases, prepare_cases, compress_cases, index_cases)

@@ -1,5 +1,6 @@
 """One public op and what it is called with."""
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,3 +24,9 @@ class OpCase(NamedTuple):
 def copies_on(device: torch.device, moved: int, most: int = 64) -> int:
     """`copies_for` on a GPU; one on a CPU, where nothing is timed."""
     return copies_for(moved, most) if device.type == "cuda" else 1
+
+
+def problem_of(error: Exception) -> str:
+    """One line for a record; the traceback is printed. One failing op must not lose the others."""
+    traceback.print_exc()
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

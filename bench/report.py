@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.bench.medians import median_levels
-from dspark.bench.table import counted, number
+from dspark.bench.table import accuracy, counted, number
 from dspark.bench.throughput import THROUGHPUTS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -170,6 +170,49 @@ def stock_table(record: Record) -> str:
     return f"{where}\n\n{markdown(header, rows)}"
 
 
+def proof_table(record: Record) -> str:
+    """One line an op: the worst accuracy over its sizes, its promises, its time at each size."""
+    by_op: dict[tuple[str, str], list[Record]] = {}
+    for figure in record["figures"]:
+        by_op.setdefault((figure["op"], figure["inputs"]), []).append(figure)
+
+    def promise(figures: list[Record], name: str) -> str:
+        kept = {figure[name] for figure in figures}
+        return "**no**" if False in kept else "yes" if True in kept else "-"
+
+    def over_sizes(figures: list[Record], name: str, digits: int, factor: float = 1.0) -> str:
+        return " / ".join(number(figure[name], digits, factor) for figure in figures)
+
+    rows = []
+    for (op, given), figures in by_op.items():
+        sizes = ", ".join(str(figure["size"]) for figure in figures)
+        problems = "".join(f"; **{f['problem']}**" for f in figures if f["problem"])
+        right = all(figure["right"] for figure in figures)
+        rows.append(
+            [
+                f"`{op}`, {given}; {sizes} {figures[0]['unit']}s{problems}",
+                accuracy(figures) if right else f"**{accuracy(figures)}**",
+                promise(figures, "deterministic"),
+                promise(figures, "invariant"),
+                over_sizes(figures, "us", 1),
+                over_sizes(figures, "gb_per_s", 0),
+                over_sizes(figures, "share_of_copy_bandwidth", 0, 100),
+            ]
+        )
+    header = [
+        "op, inputs and sizes", "largest error, integers and codes",
+        f"{record['runs']} calls equal", "row alone equal", "us", "GB/s", "% of copy bandwidth",
+    ]  # fmt: skip
+    kept = sum(figure["holds"] for figure in record["figures"])
+    code = "sm_89 code generation on this card" if record["sm89"] else "native code generation"
+    where = (
+        f"{caption(record, single=True)} Medians inside CUDA graphs, {code}; copy bandwidth "
+        f"{number(record['copy_bandwidth'], 2, 1e-12)} TB/s. "
+        f"Every promise holds in {kept} of {len(record['figures'])} cases."
+    )
+    return f"{where}\n\n{markdown(header, rows)}"
+
+
 def step_table(record: Record) -> str:
     """Kernels timed alone and added up, by part of the model."""
     step = record["step"]
@@ -261,6 +304,8 @@ TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "exact-cpu": ("exact-cpu.json", exact_table),
     "exact-h200": ("exact-h200.json", exact_table),
     "stock-ops-h200": ("stock-ops-h200.json", stock_table),
+    "proof-ops-h200": ("proof-ops-h200.json", proof_table),
+    "proof-ops-h200-sm89": ("proof-ops-h200-sm89.json", proof_table),
     "decode-step-h200": ("decode-step-h200.json", decode_step_table),
     "step-h200": ("stock-ops-h200.json", step_table),
     "embedded-acceptance": ("embedded-acceptance.json", embedded_table),

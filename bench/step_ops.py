@@ -5,13 +5,13 @@ it, so a real step takes longer; ops that overlap or share caches could make it 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from dspark.bench import kv_ops
-from dspark.bench.graph_time import Launch, copies_for, graph_time
+from dspark.bench.graph_time import graph_time
+from dspark.bench.op_case import OpCase, copies_on
 from dspark.bench.table import counted
 from dspark.bench.tune import moe as moe_inputs
 from dspark.bench.tune.fp8_linear import random_weight
@@ -30,7 +30,7 @@ from dspark.kernels.linear import (
 from dspark.kernels.moe import moe_mxfp4, route
 
 CUDA = torch.device("cuda")
-HIDDEN, LATENT, EPS, LIMIT = 4096, 1024, 1e-6, 10.0
+HIDDEN, LATENT, EPS, SINKHORN, LIMIT = 4096, 1024, 1e-6, 20, 10.0
 QUERY, INDEX_QUERY = 8 * 512, 64 * 128
 LAYERS = {"window": 2, "c4": 21, "c128": 20}
 ALL = sum(LAYERS.values())
@@ -38,106 +38,135 @@ VOCAB_SHARD = 16_160
 
 
 class StepOp(NamedTuple):
-    name: str
     calls: int  # in a step
-    launch: Launch
-    copies: int = 1
-    moved: int = 0  # bytes of weights a call reads
+    case: OpCase
 
 
 def rows_of(rows: int, columns: int, random: torch.Generator) -> torch.Tensor:
-    return torch.randn(rows, columns, device=CUDA, generator=random)
+    return torch.randn(rows, columns, device=random.device, generator=random)
 
 
-def fp8_ops(rows: int) -> Iterator[StepOp]:
+def fp8_ops(rows: int, device: torch.device = CUDA) -> Iterator[StepOp]:
     """Matrices of the same input are stacked, as in `dspark.target.weights`."""
-    random = seeded(CUDA, 1)
-    swiglu = partial(swiglu_linear, limit=LIMIT, act_dtype=torch.bfloat16, out_dtype=torch.float32)
-    ops: list[tuple[str, int, int, int, Callable[..., object]]] = [
-        ("wqkv_a", LATENT + 512, HIDDEN, ALL, partial(fp8_linear_parts, parts=(LATENT, 512))),
-        ("wq_b", QUERY, LATENT, ALL - LAYERS["c4"], fp8_linear),
-        ("wq_b with the indexer's", QUERY + INDEX_QUERY, LATENT, LAYERS["c4"],
-         partial(fp8_linear_parts, parts=(QUERY, INDEX_QUERY))),
-        ("wo_a", 1024, QUERY, ALL, grouped_linear),
-        ("wo_b", HIDDEN, 1024, ALL, fp8_linear),
-        ("shared w13", 512, HIDDEN, ALL, partial(fp8_linear, out_dtype=torch.float32)),
-        ("shared swiglu and w2", HIDDEN, 256, ALL, swiglu),
+    random = seeded(device, 1)
+    f32 = {"out_dtype": torch.float32}
+    swiglu = {"limit": LIMIT, "act_dtype": torch.bfloat16, **f32}
+    ops: list[tuple[str, int, int, int, Callable[..., object], dict[str, Any]]] = [
+        ("wqkv_a", ALL, LATENT + 512, HIDDEN, fp8_linear_parts, {"parts": (LATENT, 512)}),
+        ("wq_b", ALL - LAYERS["c4"], QUERY, LATENT, fp8_linear, {}),
+        ("wq_b with the indexer's", LAYERS["c4"], QUERY + INDEX_QUERY, LATENT, fp8_linear_parts,
+         {"parts": (QUERY, INDEX_QUERY)}),
+        ("wo_a", ALL, 1024, QUERY, grouped_linear, {}),
+        ("wo_b", ALL, HIDDEN, 1024, fp8_linear, {}),
+        ("shared w13", ALL, 512, HIDDEN, fp8_linear, f32),
+        ("shared swiglu and w2", ALL, HIDDEN, 256, swiglu_linear, swiglu),
     ]  # fmt: skip
-    for name, outputs, k, calls, linear in ops:
-        copies = copies_for(outputs * k, 32)
-        weights = [random_weight(outputs, k, random) for _ in range(copies)]
-        x = rows_of(rows, k, random).bfloat16()
+    for name, calls, outputs, k, linear, options in ops:
         if linear is grouped_linear:
-            x = x.unsqueeze(1)
-        elif linear is swiglu:
-            x = rows_of(rows, 2 * k, random)
-        yield StepOp(
-            name, calls, lambda i, f=linear, x=x, w=weights: f(x, w[i]), copies, outputs * k
-        )
+            activation = {"o": rows_of(rows, k, random).bfloat16().unsqueeze(1)}
+        elif linear is swiglu_linear:
+            activation = {"gate_up": rows_of(rows, 2 * k, random)}
+        else:
+            activation = {"x": rows_of(rows, k, random).bfloat16()}
+        inputs = [
+            {**activation, "w": random_weight(outputs, k, random), **options}
+            for _ in range(copies_on(device, outputs * k, 32))
+        ]
+        yield StepOp(calls, OpCase(name, linear, inputs, outputs * k))
 
 
-def bf16_ops(rows: int) -> Iterator[StepOp]:
-    random = seeded(CUDA, 2)
+def bf16_ops(rows: int, device: torch.device = CUDA) -> Iterator[StepOp]:
+    random = seeded(device, 2)
     for name, parts, calls in [
         ("C4 compressors, index weights", (2048, 512, 64), LAYERS["c4"]),
         ("C128 compressor", (1024,), LAYERS["c128"]),
         ("expert gate", (256,), ALL),
         ("lm_head", (VOCAB_SHARD,), 1),
     ]:
-        moved = 2 * sum(parts) * HIDDEN
-        copies = copies_for(moved, 32)
-        weights = [
-            prepare_bf16(rows_of(sum(parts), HIDDEN, random).bfloat16()) for _ in range(copies)
+        outputs = sum(parts)
+        moved = 2 * outputs * HIDDEN
+        shared: dict[str, Any] = {
+            "x": rows_of(rows, HIDDEN, random).bfloat16(),
+            "out_dtype": torch.float32,
+        }
+        linear: Callable[..., object] = bf16_linear
+        if len(parts) > 1:
+            linear = bf16_linear_parts
+            shared["parts"] = parts
+        inputs = [
+            {**shared, "w": prepare_bf16(rows_of(outputs, HIDDEN, random).bfloat16())}
+            for _ in range(copies_on(device, moved, 32))
         ]
-        x = rows_of(rows, HIDDEN, random).bfloat16()
-
-        def launch(i: int, parts=parts, w=weights, x=x) -> object:
-            if len(parts) == 1:
-                return bf16_linear(x, w[i], torch.float32)
-            return bf16_linear_parts(x, w[i], parts, torch.float32)
-
-        yield StepOp(name, calls, launch, copies, moved)
+        yield StepOp(calls, OpCase(name, linear, inputs, moved))
 
 
-def hyper_ops(rows: int) -> Iterator[StepOp]:
+def hyper_ops(rows: int, device: torch.device = CUDA) -> Iterator[StepOp]:
     """Two sites a layer: every site but the last spreads its output and mixes the next input."""
-    random = seeded(CUDA, 3)
-    streams = torch.randn(rows, 4, HIDDEN, device=CUDA, generator=random).bfloat16()
-    site = prepare_hyper(rows_of(24, 4 * HIDDEN, random) * 0.01)
+    random = seeded(device, 3)
+    norm = torch.ones(HIDDEN, device=device).bfloat16()
+    shared = {"eps_norm": EPS, "eps_hc": EPS}
+    site: dict[str, Any] = {
+        **shared,
+        "scale": torch.rand(3, device=device, generator=random),
+        "base": torch.randn(24, device=device, generator=random),
+        "norm_w": norm,
+        "iters": SINKHORN,
+    }
+    streams_bytes, fn_bytes = rows * 4 * HIDDEN * 2, 24 * 4 * HIDDEN * 4
+    mixed = fn_bytes + streams_bytes
+    spread = 2 * streams_bytes + rows * HIDDEN * 2
+    mixing: list[dict[str, Any]] = []
+    spreading: list[dict[str, Any]] = []
+    for _ in range(copies_on(device, fn_bytes)):
+        streams = rows_of(rows, 4 * HIDDEN, random).bfloat16().view(rows, 4, HIDDEN)
+        fn = prepare_hyper(rows_of(24, 4 * HIDDEN, random) * 0.01)
+        mixing.append({**site, "x": streams, "w": fn})
+        pre = mhc_pre(**mixing[-1])
+        out = rows_of(rows, HIDDEN, random).bfloat16()
+        spreading.append({"f": out, "x": streams, "post": pre.post, "comb": pre.comb})
+    both = [one | other for one, other in zip(mixing, spreading, strict=True)]
+    yield StepOp(1, OpCase("mhc_pre", mhc_pre, mixing, mixed))
+    yield StepOp(2 * ALL - 1, OpCase("mhc_post_pre", mhc_post_pre, both, fn_bytes + spread))
+    yield StepOp(1, OpCase("mhc_post", mhc_post, spreading, spread))
     head = prepare_hyper(rows_of(4, 4 * HIDDEN, random) * 0.01)
-    scale, base = torch.rand(3, device=CUDA), torch.randn(24, device=CUDA)
-    norm = torch.ones(HIDDEN, device=CUDA).bfloat16()
-    mixing: tuple[Any, ...] = (site, scale, base, norm, EPS, EPS, 20)
-    pre = mhc_pre(streams, *mixing)
-    out = rows_of(rows, HIDDEN, random).bfloat16()
-    spreading = (out, streams, pre.post, pre.comb)
-    latent, latent_norm = out[:, :LATENT].contiguous(), norm[:LATENT].contiguous()
-    moved = site.fn.nbytes
-    yield StepOp("mhc_pre", 1, lambda _: mhc_pre(streams, *mixing), moved=moved)
-    yield StepOp(
-        "mhc_post_pre", 2 * ALL - 1, lambda _: mhc_post_pre(*spreading, *mixing), moved=moved
-    )
-    yield StepOp("mhc_post", 1, lambda _: mhc_post(*spreading))
-    yield StepOp("mhc_head", 1, lambda _: mhc_head(streams, head, scale[:1], base[:4], EPS, EPS))
-    yield StepOp("query norm", ALL, lambda _: rms_norm(latent, latent_norm, EPS))
-    yield StepOp("final norm", 1, lambda _: rms_norm(out, norm, EPS))
+    collapse = {
+        **shared,
+        "x": mixing[0]["x"],
+        "w": head,
+        "scale": site["scale"][:1],
+        "base": site["base"][:4],
+    }
+    yield StepOp(1, OpCase("mhc_head", mhc_head, [collapse]))
+    for name, calls, width in (("query norm", ALL, LATENT), ("final norm", 1, HIDDEN)):
+        x = rows_of(rows, width, random).bfloat16()
+        call = {"x": x, "w": norm[:width].clone(), "eps": EPS}
+        yield StepOp(calls, OpCase(name, rms_norm, [call]))
 
 
-def expert_ops(rows: int) -> Iterator[StepOp]:
-    random = seeded(CUDA, 4)
-    experts = moe_inputs.rank_experts(CUDA)
-    x, shared = rows_of(rows, HIDDEN, random).bfloat16(), rows_of(rows, HIDDEN, random)
-    routes = [moe_inputs.random_route(rows, 256, 6, random) for _ in range(16)]
-    logits, bias = rows_of(rows, 256, random), torch.zeros(256, device=CUDA)
-    tokens = torch.zeros(rows, dtype=torch.int64, device=CUDA)
-    yield StepOp("route", ALL, lambda _: route(logits, bias, None, tokens, 6, 1.5))
-    yield StepOp(
-        "experts",
-        ALL,
-        lambda i: moe_mxfp4(x, experts, routes[i], LIMIT, shared),
-        16,
-        int(moe_inputs.distinct_experts(rows) * moe_inputs.EXPERT_BYTES),
-    )
+def expert_ops(rows: int, device: torch.device = CUDA) -> Iterator[StepOp]:
+    random = seeded(device, 4)
+    count, topk = moe_inputs.EXPERTS, moe_inputs.TOPK
+    choice = {
+        "logits": rows_of(rows, count, random),
+        "bias": torch.zeros(count, device=device),
+        "tid2eid": None,
+        "token_ids": torch.zeros(rows, dtype=torch.int64, device=device),
+        "k": topk,
+        "scale": 1.5,
+    }
+    yield StepOp(ALL, OpCase("route", route, [choice]))
+    shared = {
+        "x": rows_of(rows, HIDDEN, random).bfloat16(),
+        "experts": moe_inputs.rank_experts(device),
+        "limit": LIMIT,
+        "shared": rows_of(rows, HIDDEN, random),
+    }
+    moved = int(moe_inputs.distinct_experts(rows) * moe_inputs.EXPERT_BYTES)
+    inputs = [
+        {**shared, "route": moe_inputs.random_route(rows, count, topk, random)}
+        for _ in range(copies_on(device, moved, 16))
+    ]
+    yield StepOp(ALL, OpCase("experts", moe_mxfp4, inputs, moved))
 
 
 # Cases of `kv_ops` -> calls in a step. Compressors are counted as in a step that closes no window.
@@ -157,8 +186,7 @@ def cache_ops(rows: int, context: int) -> Iterator[StepOp]:
     for make in kv_ops.MAKERS:
         for case in make(rows, context):
             if case.name in KV_CALLS:
-                calls = KV_CALLS[case.name]
-                yield StepOp(case.name, calls, case.launch, len(case.inputs), case.moved)
+                yield StepOp(KV_CALLS[case.name], case)
 
 
 PARTS: Mapping[str, Callable[[int, int], Iterator[StepOp]]] = {
@@ -175,11 +203,11 @@ def decode_step(bandwidth: float, rows: int = 1, context: int = 8192) -> dict[st
     ops, complete = [], True
     for part, make in PARTS.items():
         try:
-            for op in make(rows, context):
-                us = graph_time(op.launch, op.copies)
-                floor = op.moved / bandwidth * 1e6
-                ops.append({"part": part, "op": op.name, "calls": op.calls, "us": us,
-                            "step_us": us * op.calls, "floor_us": floor * op.calls})  # fmt: skip
+            for calls, case in make(rows, context):
+                us = graph_time(case.launch, len(case.inputs))
+                floor = case.moved / bandwidth * 1e6
+                ops.append({"part": part, "op": case.name, "calls": calls, "us": us,
+                            "step_us": us * calls, "floor_us": floor * calls})  # fmt: skip
         except Exception as error:
             print(f"{part}: {error!r}", flush=True)
             complete = False

@@ -22,6 +22,7 @@ import torch
 
 from dspark.bench import environment
 from dspark.bench.graph_time import Launch, copies_for, copy_bandwidth, eager_time, graph_time
+from dspark.bench.op_case import problem_of
 from dspark.bench.table import counted
 from dspark.bench.tune import moe as moe_inputs
 from dspark.bench.tune.attention_inputs import SLOT_BYTES, Inputs, Shape, make
@@ -263,12 +264,11 @@ GROUPS: dict[str, Callable[[], Iterator[Comparison]]] = {
 
 
 def guarded(measure: Callable[[], float]) -> tuple[float | None, str | None]:
-    """(microseconds, None) or (None, why not): one failing op must not lose the others."""
+    """(microseconds, None) or (None, why not)."""
     try:
         return measure(), None
     except Exception as error:
-        traceback.print_exc()
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return None, problem_of(error)
 
 
 def compare(comparison: Comparison, bandwidth: float) -> dict[str, Any]:
