@@ -70,7 +70,7 @@ def fp8_ops(rows: int, device: torch.device = CUDA) -> Iterator[StepOp]:
             activation = {"x": rows_of(rows, k, random).bfloat16()}
         inputs = [
             {**activation, "w": random_weight(outputs, k, random), **options}
-            for _ in range(copies_on(device, outputs * k, 32))
+            for _ in range(copies_on(device, outputs * k, 128))
         ]
         yield StepOp(calls, OpCase(name, linear, inputs, outputs * k))
 
@@ -95,7 +95,7 @@ def bf16_ops(rows: int, device: torch.device = CUDA) -> Iterator[StepOp]:
             shared["parts"] = parts
         inputs = [
             {**shared, "w": prepare_bf16(rows_of(outputs, HIDDEN, random).bfloat16())}
-            for _ in range(copies_on(device, moved, 32))
+            for _ in range(copies_on(device, moved, 128))
         ]
         yield StepOp(calls, OpCase(name, linear, inputs, moved))
 
