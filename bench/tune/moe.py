@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from dspark.bench.tune.op import Case, Check, Launch, TunedOp, grid, seeded
-from dspark.kernels.linear.arrivals import arrival_counters
-from dspark.kernels.moe import ExpertWeights, Route, moe_mxfp4, reference
+from dspark.kernels.moe import ExpertWeights, Route, moe_mxfp4, prepare_experts, reference
 from dspark.kernels.moe.kernel import LAUNCH
+from dspark.kernels.moe.words import streamed
 
 EXPERTS, HIDDEN, WIDTH, TOPK, LIMIT = 256, 4096, 256, 6, 10.0
 EXPERT_BYTES = 3 * WIDTH * HIDDEN // 2 * 17 // 16  # packed weights and their scales
@@ -22,28 +22,25 @@ ROWS: dict[str, dict[str, Sequence[int]]] = {
 }  # fmt: skip
 
 
-def random_experts(device: torch.device, count: int, hidden: int, width: int) -> ExpertWeights:
-    """Packed weights alone; a reference on the CPU needs `prepare_experts`."""
+def random_bytes(device: torch.device, count: int, hidden: int, width: int) -> list[torch.Tensor]:
+    """w13, s13, w2 and s2 of a checkpoint; scales from 2^-12 to 2^-6."""
     random = seeded(device, 1)
 
     def byte(*shape: int, low: int = 0, high: int = 256) -> torch.Tensor:
         return torch.randint(low, high, shape, dtype=torch.uint8, device=device, generator=random)
 
-    return ExpertWeights(
+    return [
         byte(count, 2 * width, hidden // 2),
         byte(count, 2 * width, hidden // 32, low=115, high=122),
         byte(count, hidden, width // 2),
         byte(count, hidden, width // 32, low=115, high=122),
-        None,
-        None,
-    )
+    ]
 
 
 @functools.cache
 def rank_experts(device: torch.device) -> ExpertWeights:
     """428 MB, shared by all cases."""
-    arrival_counters(device)
-    return random_experts(device, EXPERTS, HIDDEN, WIDTH)
+    return prepare_experts(*random_bytes(device, EXPERTS, HIDDEN, WIDTH))
 
 
 def random_route(rows: int, count: int, topk: int, random: torch.Generator) -> Route:
@@ -77,22 +74,17 @@ def cases(regime: str, case_set: str) -> list[Case]:
 def check(rows: int) -> Check:
     cpu = torch.device("cpu")
     random = seeded(cpu, rows)
-    packed = random_experts(cpu, 4, 256, 64)
+    packed = random_bytes(cpu, 4, 256, 64)
     x = torch.randn(rows, 256, generator=random).bfloat16()
     route = random_route(rows, 4, 2, random)
 
     def run(device: torch.device) -> torch.Tensor:
-        arrival_counters(device)
-        w13, s13, w2, s2 = (part.to(device) for part in packed[:4])
-        experts = ExpertWeights(w13, s13, w2, s2, None, None)
+        experts = streamed(*(part.to(device) for part in packed))
         moved = Route(*(part.to(device) for part in route))
         return moe_mxfp4(x.to(device), experts, moved, LIMIT, None)
 
     def expected() -> torch.Tensor:
-        dense13 = reference.dequantise_mxfp4(packed.w13, packed.s13)
-        dense2 = reference.dequantise_mxfp4(packed.w2, packed.s2)
-        whole = packed._replace(dense13=dense13, dense2=dense2)
-        return reference.moe_mxfp4(x, whole, route, LIMIT, None)
+        return reference.moe_mxfp4(x, prepare_experts(*packed), route, LIMIT, None)
 
     return Check(f"t{rows} of 4 experts", run, expected, 5e-3)
 
@@ -113,10 +105,17 @@ def op(kernel: str, regime: str, column: str, choices: list[int], rows: int) -> 
 
 
 # 3, 40 and 300 rows of two experts reach the three regimes in the small check.
-OPS = tuple(
-    op(kernel, regime, column, choices, rows)
-    for regime, rows in (("few", 3), ("many", 40), ("prefill", 300))
-    for kernel, column, choices in (("gate_up", "BI", [16, 32, 64]), ("down", "BN", [64, 128, 256]))
+OPS = (
+    op("gate_up", "few", "BI", [8, 16, 32], 3),
+    op("down", "few", "BN", [16, 32, 64], 3),
+    *(
+        op(kernel, regime, column, choices, rows)
+        for regime, rows in (("many", 40), ("prefill", 300))
+        for kernel, column, choices in (
+            ("gate_up", "BI", [16, 32, 64]),
+            ("down", "BN", [64, 128, 256]),
+        )
+    ),
 )
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ f32 activation runs the oracle without intermediate rounding (CPU only).
 import torch
 
 from dspark.kernels.dispatch import use_triton
-from dspark.kernels.linear.arrivals import arrival_counters
 from dspark.kernels.moe import kernel, reference
 from dspark.kernels.moe.reference import SCALE_GROUP, ExpertWeights, Route, dequantise_mxfp4
+from dspark.kernels.moe.words import LARGEST_SCALE, streamed
 
 __all__ = [
     "ExpertWeights",
@@ -28,7 +28,9 @@ def prepare_experts(
 
     w13: u8 [E, 2I, Hd/2] (`experts.*.w1` rows then `.w3` rows), s13: E8M0 u8 [E, 2I, Hd/32];
     w2: u8 [E, Hd, I/2], s2: E8M0 u8 [E, Hd, I/32]. int8 and float8_e8m0fnu views are accepted.
-    Raises ValueError when the shapes disagree or a scale byte is 255 (NaN).
+    Raises ValueError when the shapes disagree, when a scale byte is 255 (NaN) or above 2.0
+    (such a group would hold weights up to 12; trained ones stay far below, and bf16 could not hold
+    the factor that decodes them).
     """
     w13, s13, w2, s2 = (t.view(torch.uint8).contiguous() for t in (w13, s13, w2, s2))
     count, double_width, half_hidden = w13.shape
@@ -44,11 +46,13 @@ def prepare_experts(
                 f"Experts with w13 {tuple(w13.shape)} need {name} {shape}, "
                 f"got {tuple(tensor.shape)}."
             )
-    if (s13 == 255).any() or (s2 == 255).any():
+    largest = max(int(s13.max()), int(s2.max()))
+    if largest == 255:
         raise ValueError("MXFP4 scales contain byte 255, which is NaN in E8M0.")
+    if largest > LARGEST_SCALE:
+        raise ValueError(f"An MXFP4 scale is 2^{largest - 127}; scales above 2 are not supported.")
     if w13.is_cuda:
-        arrival_counters(w13.device)  # allocated before any graph capture
-        return ExpertWeights(w13, s13, w2, s2, None, None)
+        return streamed(w13, s13, w2, s2)
     return ExpertWeights(w13, s13, w2, s2, dequantise_mxfp4(w13, s13), dequantise_mxfp4(w2, s2))
 
 
@@ -92,9 +96,9 @@ def moe_mxfp4(
     rounded once to x's dtype; rows whose experts are all -1 return `shared` (or 0). Raises
     ValueError when the shapes disagree.
     """
-    if x.shape[1] != 2 * experts.w13.shape[2] or route.experts.shape[0] != x.shape[0]:
+    if x.shape[1] != experts.hidden or route.experts.shape[0] != x.shape[0]:
         raise ValueError(
-            f"Activation {tuple(x.shape)} fits neither w13 {tuple(experts.w13.shape)} "
+            f"Activation {tuple(x.shape)} fits neither experts of hidden width {experts.hidden} "
             f"nor a route of {route.experts.shape[0]} rows."
         )
     if not x.is_contiguous() or not (shared is None or shared.is_contiguous()):

@@ -1,49 +1,215 @@
 """Triton routing and MXFP4 experts: two launches per decode step, deterministic in every split.
 
-`_gate_up` multiplies the rows of one expert by w1 and w3 and applies SwiGLU; `_down` multiplies by
-w2, scales by the routing weight and adds the slots of each row. Weights stream once through
-shared memory as packed bytes and become bf16 in registers, right before the mma.
+`_gate_up` multiplies rows by w1 and w3 of their expert and applies SwiGLU; `_down` multiplies by
+w2 and scales by the routing weight; the slots of a row are added in ascending expert id. Weights
+stream once through shared memory as packed words (`words.py`) and become bf16 in registers, right
+before the mma.
+
+Up to FEW_PAIRS (row, slot) pairs a program serves one pair (`_gate_up_of_pair`) or one row
+(`_down_of_row`), and its mma multiplies several parts of the sum at once. Beyond, a program serves
+a tile of pairs that share an expert. Every variant adds the same products in the same order.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from dspark.kernels.linear.arrivals import arrival_counters, last_to_arrive
+from dspark.kernels.dispatch import INTERPRETED
 from dspark.kernels.linear.kernel import swiglu_values
 from dspark.kernels.moe.reference import Route
+from dspark.kernels.moe.words import TILE_ROWS, block_columns
 from dspark.kernels.plan import AotEntry, LaunchConfig
 
-# Rows of one expert per tile. A tile never changes the order in which a row's products are added.
+_INTERPRETED = tl.constexpr(INTERPRETED)
+TILE = tl.constexpr(TILE_ROWS)
+
 LAUNCH = {
-    "gate_up.few": LaunchConfig(4, 3, {"BM": 8, "BI": 32, "BK": 256}),
-    "gate_up.many": LaunchConfig(4, 3, {"BM": 16, "BI": 32, "BK": 256}),
-    "gate_up.prefill": LaunchConfig(8, 3, {"BM": 64, "BI": 64, "BK": 128}),
-    "down.few": LaunchConfig(4, 3, {"BM": 8, "BN": 128, "BK": 256}),
-    "down.many": LaunchConfig(4, 3, {"BM": 16, "BN": 128, "BK": 256}),
-    "down.prefill": LaunchConfig(8, 3, {"BM": 64, "BN": 128, "BK": 128}),
+    "gate_up.few": LaunchConfig(4, 3, {"BI": 8}),
+    "gate_up.many": LaunchConfig(4, 3, {"BM": 8, "BI": 32}),
+    "gate_up.prefill": LaunchConfig(8, 2, {"BM": 64, "BI": 64}),
+    "down.few": LaunchConfig(4, 3, {"BN": 32}),
+    "down.many": LaunchConfig(4, 3, {"BM": 8, "BN": 256}),
+    "down.prefill": LaunchConfig(8, 2, {"BM": 64, "BN": 128}),
     "combine": LaunchConfig(4, 1, {"BT": 8, "BN": 128}),
     "route": LaunchConfig(1, 1, {}),
 }
-FEW_PAIRS, MANY_PAIRS = 64, 512  # (row, slot) pairs up to which a tile finds its own rows
+FEW_PAIRS = 64  # (row, slot) pairs up to which each has programs of its own
+MANY_PAIRS = 512  # pairs up to which a tile finds its rows by itself; beyond, pairs are sorted
 PREFILL_SLOTS_BYTES = 64 << 20  # workspace bound of the second GEMM
 
 
 @triton.jit
-def _bf16_weights(packed, scales, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """E2M1 pairs u8 [ROWS, COLUMNS/2] and E8M0 u8 [ROWS, COLUMNS/32] -> exact bf16 weights.
+def _decoded(words, scale):
+    """Words i32 and scales (bf16 bits in both halves of u32) -> four pairs of bf16 weights.
 
-    Magnitude bits at 6..8 and the sign at 15 of a bf16 read as value * 2^-126, 0.5 being a
-    subnormal. Both nibbles of a byte are placed at once, in the halves of a 32-bit word. 2^126
-    and the scale multiply separately because their product overflows for scales >= 4.
+    Rotated by 0, 3 and 6 bits a word shows the sign of a pair of codes at bit 15 and the magnitude
+    at bits 8..6 of either half; a multiplication gathers the fourth pair, whose bits fill the gaps.
+    Read as bf16 that is value * 2^-126, 0.5 being a subnormal, and the scale brings the 2^126.
+    `words.py` lays the bits out. Asm because LLVM would shuffle the halves before and after the
+    multiplication; sm_89 multiplies bf16 only as fma.
     """
-    spread = (packed.to(tl.uint32) * 0x1001) & 0x000F000F
-    placed = (spread * 0x1040) & 0x81C081C0
-    even, odd = placed.to(tl.uint16), (placed >> 16).to(tl.uint16)
-    codes = tl.join(even, odd).reshape(ROWS, COLUMNS).to(tl.bfloat16, bitcast=True)
-    values = codes * tl.full((), 8.507059173023462e37, tl.float32).to(tl.bfloat16)  # 2^126
-    scale = (scales.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
-    return (values.reshape(ROWS, COLUMNS // 32, 32) * scale[:, :, None]).reshape(ROWS, COLUMNS)
+    if _INTERPRETED:
+        bits = words.to(tl.uint32, bitcast=True)
+        first = _scaled_pair(bits, scale)
+        second = _scaled_pair((bits >> 3) | (bits << 29), scale)
+        third = _scaled_pair((bits >> 6) | (bits << 26), scale)
+        fourth = _scaled_pair((bits & 0x001B001B) * 0x1084, scale)
+        return first + second + third + fourth
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .b32 pair, zero;
+            mov.b32 zero, 0x80008000;  // -0 twice
+            and.b32 pair, $8, 0x81C081C0;
+            fma.rn.bf16x2 pair, pair, $9, zero;
+            mov.b32 {$0, $1}, pair;
+            shf.r.wrap.b32 pair, $8, $8, 3;
+            and.b32 pair, pair, 0x81C081C0;
+            fma.rn.bf16x2 pair, pair, $9, zero;
+            mov.b32 {$2, $3}, pair;
+            shf.r.wrap.b32 pair, $8, $8, 6;
+            and.b32 pair, pair, 0x81C081C0;
+            fma.rn.bf16x2 pair, pair, $9, zero;
+            mov.b32 {$4, $5}, pair;
+            and.b32 pair, $8, 0x001B001B;
+            mul.lo.u32 pair, pair, 0x1084;
+            and.b32 pair, pair, 0x81C081C0;
+            fma.rn.bf16x2 pair, pair, $9, zero;
+            mov.b32 {$6, $7}, pair;
+        }""",
+        "=&h,=&h,=&h,=&h,=&h,=&h,=&h,=&h,r,r",
+        [words, scale],
+        dtype=(
+            tl.uint16,
+            tl.uint16,
+            tl.uint16,
+            tl.uint16,
+            tl.uint16,
+            tl.uint16,
+            tl.uint16,
+            tl.uint16,
+        ),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _scaled_pair(bits, scale):
+    """What one multiplication of `_decoded` computes: bf16 bits (u16) of the low and high half."""
+    placed = bits & 0x81C081C0
+    factor = scale.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    low = placed.to(tl.uint16).to(tl.bfloat16, bitcast=True) * factor
+    high = (placed >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True) * factor
+    return low.to(tl.uint16, bitcast=True), high.to(tl.uint16, bitcast=True)
+
+
+@triton.jit
+def _columns(low, high, ROWS: tl.constexpr, COUNT: tl.constexpr):
+    """Bits of even and odd columns u16 [ROWS, groups, 4] -> bf16 [ROWS, COUNT]."""
+    return tl.join(low, high).to(tl.bfloat16, bitcast=True).reshape(ROWS, COUNT)
+
+
+@triton.jit
+def _weights(
+    words,  # all words of a matrix
+    scales,  # and its scales
+    at,  # [BN, 1]: rows in one block of BK columns, see `_place`
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """One block of weight rows, as four bf16 [BN, BK/4]: a quarter of every group of columns."""
+    GROUPS: tl.constexpr = BK // 32
+    QUARTER: tl.constexpr = BK // 4
+    word = tl.load(words + (at * (BK // 8) + tl.arange(0, BK // 8)[None, :]))
+    scale = tl.load(scales + (at * GROUPS + tl.arange(0, GROUPS)[None, :])).to(tl.uint32)
+    scale = (scale * 0x00800080)[:, :, None].broadcast_to(BN, GROUPS, 4)
+    a, b, c, d, e, f, g, h = _decoded(word.reshape(BN, GROUPS, 4), scale)
+    return (
+        _columns(a, b, BN, QUARTER),
+        _columns(c, d, BN, QUARTER),
+        _columns(e, f, BN, QUARTER),
+        _columns(g, h, BN, QUARTER),
+    )
+
+
+@triton.jit
+def _quarter(rows, filled, block, QUARTER: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    """A quarter of every group of a block of columns of activation rows: bf16 [BM, BK/4].
+
+    rows: pointers [BM, 1]; filled: [BM, 1], which of them exist. Columns from K on are 0.
+    """
+    # An mma takes its operands in fours of columns: below 32 Triton would count columns twice.
+    tl.static_assert(BK >= 128)
+    i = tl.arange(0, BK // 4)[None, :]
+    column = block * BK + i // 8 * 32 + QUARTER * 8 + i % 8
+    if K % BK != 0:
+        filled = filled & (column < K)
+    return tl.load(rows + column, mask=filled, other=0.0)
+
+
+@triton.jit
+def _products(
+    rows,  # pointers [BM, 1] to activation rows
+    filled,  # [BM, 1]: which of them exist
+    words,
+    scales,
+    at,  # [BN, 1]: weight rows in their first block
+    K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """f32 [BN, BM]: products over K columns, each of SPLITS parts summed apart."""
+    BLOCKS: tl.constexpr = (K + BK - 1) // BK
+    acc = tl.zeros((BN, BM), tl.float32)
+    total = acc
+    # One loop over all parts: the next part's weights are on their way when a part ends.
+    for block in range(BLOCKS):
+        w0, w1, w2, w3 = _weights(words, scales, at + block * TILE, BN, BK)
+        acc = tl.dot(w0, _quarter(rows, filled, block, 0, K, BK).T, acc)
+        acc = tl.dot(w1, _quarter(rows, filled, block, 1, K, BK).T, acc)
+        acc = tl.dot(w2, _quarter(rows, filled, block, 2, K, BK).T, acc)
+        acc = tl.dot(w3, _quarter(rows, filled, block, 3, K, BK).T, acc)
+        if SPLITS > 1:
+            ends = (block + 1) % (BLOCKS // SPLITS) == 0
+            total = tl.where(ends, total + acc, total)
+            acc = tl.where(ends, 0.0, acc)
+    return total if SPLITS > 1 else acc
+
+
+@triton.jit
+def _place(expert, row, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Where row `row` of an expert's matrix of ROWS rows has its first block of columns."""
+    tile = expert.to(tl.int64) * (ROWS // TILE) + row // TILE
+    return (tile * BLOCKS * TILE + row % TILE)[:, None]
+
+
+@triton.jit
+def _add_1(total, parts, ROWS: tl.constexpr):
+    """total [ROWS] + parts [1, ROWS]; `_add_2`, `_add_4`, `_add_8` likewise, first to last."""
+    return total + parts.reshape(ROWS)
+
+
+@triton.jit
+def _add_2(total, parts, ROWS: tl.constexpr):
+    first, second = tl.split(parts.reshape(2, ROWS).permute(1, 0))
+    return total + first + second
+
+
+@triton.jit
+def _add_4(total, parts, ROWS: tl.constexpr):
+    first, second = tl.split(parts.reshape(2, 2, ROWS).permute(1, 2, 0))
+    return _add_2(_add_2(total, first, ROWS), second, ROWS)
+
+
+@triton.jit
+def _add_8(total, parts, ROWS: tl.constexpr):
+    first, second = tl.split(parts.reshape(2, 4, ROWS).permute(1, 2, 0))
+    return _add_4(_add_4(total, first, ROWS), second, ROWS)
+
+
+ADD_IN_ORDER = {1: _add_1, 2: _add_2, 4: _add_4}
 
 
 @triton.jit
@@ -75,174 +241,82 @@ def _tile_of_list(tiles, order, tile, BM: tl.constexpr):
 
 
 @triton.jit
-def _products(
-    rows,  # pointers [BM, 1] to activation rows
-    filled,  # [BM, 1]: which of them exist
-    weights,  # pointers [BN, 1] to packed weight rows
-    scales,  # pointers [BN, 1] to their scale rows
-    first,
-    K: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+def _gate_up_of_pair(
+    x,  # bf16 [T, HIDDEN]
+    w13,  # words i32, gates and ups in turn by eight
+    s13,  # u8
+    experts,  # i32 [pairs]
+    h,  # out bf16 [pairs, WIDTH]
+    limit,
+    TOPK: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ADD: tl.constexpr,  # ADD_IN_ORDER of SPLITS
+    BI: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """f32 [BN, BM]: products over K columns from column `first`, added in ascending order."""
-    acc = tl.zeros((BN, BM), tl.float32)
-    column = tl.arange(0, BK)[None, :]
-    byte = tl.arange(0, BK // 2)[None, :]
-    group = tl.arange(0, BK // 32)[None, :]
-    for block in range(K // BK):
-        at = first + block * BK
-        packed = tl.load(weights + (at // 2 + byte))
-        scale = tl.load(scales + (at // 32 + group))
-        x = tl.load(rows + (at + column), mask=filled, other=0.0)
-        acc = tl.dot(_bf16_weights(packed, scale, BN, BK), x.T, acc)
-    return acc
+    """h = swiglu(x @ w1.T, x @ w3.T) for BI columns of one pair; program = (columns, pair).
+
+    The rows of the mma are the SPLITS parts of each weight row, its columns the same parts of x;
+    a part times itself is what counts. So one pair fills a tile, and no program adds for another.
+    """
+    block = tl.program_id(0)
+    pair = tl.program_id(1)
+    expert = tl.load(experts + pair)
+    if expert >= 0:
+        ROWS: tl.constexpr = 2 * BI
+        BLOCKS: tl.constexpr = (HIDDEN + BK - 1) // BK
+        PART: tl.constexpr = HIDDEN // SPLITS
+        lane = tl.arange(0, SPLITS * ROWS)
+        split = lane // ROWS
+        at = _place(expert, block * ROWS + lane % ROWS, 2 * WIDTH, BLOCKS)
+        column = tl.arange(0, 8)  # of the mma
+        acc = _products(
+            x + ((pair // TOPK).to(tl.int64) * HIDDEN + column * PART)[:, None],
+            (column < SPLITS)[:, None],
+            w13,
+            s13,
+            at + (split * (BLOCKS // SPLITS) * TILE)[:, None],
+            PART,
+            1,
+            8,
+            SPLITS * ROWS,
+            BK,
+        )
+        own = tl.where(split[:, None] == column[None, :], acc, 0.0)
+        total = tl.zeros((ROWS,), tl.float32)
+        total = ADD(total, tl.sum(own, 1).reshape(SPLITS, ROWS), ROWS)
+        gate, up = tl.split(total.reshape(BI // 8, 2, 8).permute(0, 2, 1))
+        value = swiglu_values(gate, up, limit).reshape(BI)
+        out = h + pair * WIDTH + block * BI + tl.arange(0, BI)
+        tl.store(out, value.to(h.dtype.element_ty))
 
 
 # A single pair (or row) must stay a run-time value: as a constant it would be another binary.
 @triton.jit(do_not_specialize=["pairs"])
 def _gate_up(
     x,  # bf16 [T, HIDDEN]
-    w13,  # u8 [E, 2*WIDTH, HIDDEN/2]
-    s13,  # u8 [E, 2*WIDTH, HIDDEN/32]
+    w13,  # words i32, gates and ups in turn by eight
+    s13,  # u8
     experts,  # i32 [pairs]
     tiles,  # prefill: i32 [programs, 3]
     order,  # prefill: i32 [pairs]
     h,  # out bf16 [pairs, WIDTH]
-    partials,  # f32 [SPLITS, pairs, 2*WIDTH] when GRID_SPLITS > 1
-    arrivals,
     pairs,
     limit,
     TOPK: tl.constexpr,
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
-    GRID_SPLITS: tl.constexpr,
     PAIRS: tl.constexpr,
     BM: tl.constexpr,
     BI: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """h = swiglu(x @ w1.T, x @ w3.T) for BI columns of one tile; program = (columns, split, tile).
+    """h = swiglu(x @ w1.T, x @ w3.T) for BI columns of one tile; program = (columns, tile).
 
-    The hidden axis is summed in SPLITS fixed parts, by as many programs (decode) or by one.
-    """
-    block = tl.program_id(0)
-    split = tl.program_id(1)
-    tile = tl.program_id(2)
-    if PAIRS:
-        expert, members, active = _tile_of_pair(experts, pairs, tile, PAIRS, BM)
-    else:
-        expert, members, active = _tile_of_list(tiles, order, tile, BM)
-    if active:
-        part: tl.constexpr = HIDDEN // SPLITS
-        filled = members >= 0
-        row = tl.maximum(members, 0)
-        lane = tl.arange(0, 2 * BI)
-        column = block * BI + lane % BI
-        weight_row = expert.to(tl.int64) * (2 * WIDTH) + (lane // BI) * WIDTH + column
-        total = tl.zeros((2 * BI, BM), tl.float32)
-        for own in range(SPLITS // GRID_SPLITS):
-            total += _products(
-                x + (row // TOPK).to(tl.int64)[:, None] * HIDDEN,
-                filled[:, None],
-                w13 + weight_row[:, None] * (HIDDEN // 2),
-                s13 + weight_row[:, None] * (HIDDEN // 32),
-                (split + own) * part,
-                part,
-                BM,
-                2 * BI,
-                BK,
-            )
-        j = block * BI + tl.arange(0, BI)
-        out = h + (row[:, None] * WIDTH + j[None, :])
-        if GRID_SPLITS > 1:
-            width2: tl.constexpr = 2 * WIDTH
-            at = (row[None, :] * width2 + ((lane // BI) * WIDTH + column)[:, None]).to(tl.int64)
-            stride = pairs.to(tl.int64) * width2
-            tl.store(partials + split * stride + at, total, mask=filled[None, :])
-            if last_to_arrive(arrivals + tile * (WIDTH // BI) + block, GRID_SPLITS):
-                gate = tl.zeros((BM, BI), tl.float32)
-                up = tl.zeros((BM, BI), tl.float32)
-                source = partials + row.to(tl.int64)[:, None] * width2 + j[None, :]
-                for s in tl.static_range(GRID_SPLITS):
-                    gate += tl.load(
-                        source + s * stride, mask=filled[:, None], other=0.0, cache_modifier=".cg"
-                    )
-                    up += tl.load(
-                        source + s * stride + WIDTH,
-                        mask=filled[:, None],
-                        other=0.0,
-                        cache_modifier=".cg",
-                    )
-                value = swiglu_values(gate, up, limit)
-                tl.store(out, value.to(h.dtype.element_ty), mask=filled[:, None])
-        else:
-            gate, up = tl.split(total.reshape(2, BI, BM).permute(2, 1, 0))
-            value = swiglu_values(gate, up, limit)
-            tl.store(out, value.to(h.dtype.element_ty), mask=filled[:, None])
-
-
-@triton.jit
-def _sum_slots(
-    slots,  # f32 [pairs, columns]
-    experts,  # i32 [pairs]
-    shared,
-    y,
-    first_row,
-    rows,
-    column,  # [BN] of `slots`
-    n,  # the same columns in y and shared
-    columns,
-    hidden,
-    TOPK: tl.constexpr,
-    BT: tl.constexpr,
-):
-    """y = the slots of BT rows in ascending order, then the shared expert."""
-    t = first_row + tl.arange(0, BT)
-    inside = t < rows
-    total = tl.zeros((BT, n.shape[0]), tl.float32)
-    for slot in tl.static_range(TOPK):
-        pair = t * TOPK + slot
-        chosen = tl.load(experts + pair, mask=inside, other=-1) >= 0
-        at = pair.to(tl.int64)[:, None] * columns + column[None, :]
-        total += tl.load(slots + at, mask=chosen[:, None], other=0.0, cache_modifier=".cg")
-    at = t.to(tl.int64)[:, None] * hidden + n[None, :]
-    if shared is not None:
-        total += tl.load(shared + at, mask=inside[:, None], other=0.0).to(tl.float32)
-    tl.store(y + at, total.to(y.dtype.element_ty), mask=inside[:, None])
-
-
-@triton.jit(do_not_specialize=["pairs", "rows"])
-def _down(
-    h,  # bf16 [pairs, WIDTH]
-    w2,  # u8 [E, HIDDEN, WIDTH/2]
-    s2,  # u8 [E, HIDDEN, WIDTH/32]
-    weights,  # f32 [pairs]
-    experts,  # i32 [pairs]
-    tiles,  # prefill: i32 [programs, 3]
-    order,  # prefill: i32 [pairs]
-    slots,  # f32 [pairs, columns]
-    shared,  # [T, HIDDEN] or None
-    y,  # out bf16 [T, HIDDEN]; written here in decode
-    arrivals,
-    pairs,
-    rows,
-    first_column,
-    columns,
-    TOPK: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAIRS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    BT: tl.constexpr,
-):
-    """slots = weight * (h @ w2.T) for BN columns of one tile; program = (columns, tile).
-
-    In decode the last program of a column block also adds the slots of every row.
+    The hidden axis is summed in SPLITS parts, as `_gate_up_of_pair` does.
     """
     block = tl.program_id(0)
     tile = tl.program_id(1)
@@ -250,19 +324,125 @@ def _down(
         expert, members, active = _tile_of_pair(experts, pairs, tile, PAIRS, BM)
     else:
         expert, members, active = _tile_of_list(tiles, order, tile, BM)
-    column = block * BN + tl.arange(0, BN)
-    n = first_column + column
+    if active:
+        ROWS: tl.constexpr = 2 * BI
+        filled = (members >= 0)[:, None]
+        row = tl.maximum(members, 0)[:, None]
+        total = _products(
+            x + (row // TOPK).to(tl.int64) * HIDDEN,
+            filled,
+            w13,
+            s13,
+            _place(expert, block * ROWS + tl.arange(0, ROWS), 2 * WIDTH, (HIDDEN + BK - 1) // BK),
+            HIDDEN,
+            SPLITS,
+            BM,
+            ROWS,
+            BK,
+        )
+        gate, up = tl.split(total.T.reshape(BM, BI // 8, 2, 8).permute(0, 1, 3, 2))
+        value = swiglu_values(gate, up, limit).reshape(BM, BI)
+        out = h + row * WIDTH + (block * BI + tl.arange(0, BI))[None, :]
+        tl.store(out, value.to(h.dtype.element_ty), mask=filled)
+
+
+@triton.jit
+def _down_of_row(
+    h,  # bf16 [pairs, WIDTH]
+    w2,  # words i32
+    s2,  # u8
+    weights,  # f32 [pairs]
+    experts,  # i32 [pairs]
+    shared,  # [T, HIDDEN] or None
+    y,  # out bf16 [T, HIDDEN]
+    TOPK: tl.constexpr,  # at most 8
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """y = sum of weight * (h @ w2.T) over the slots, + shared; program = (BN columns, row).
+
+    The columns of the mma are the h of all slots; its rows are BN columns of two slots at a time,
+    of which each counts in its own slot's column.
+    """
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    n = block * BN + tl.arange(0, BN)
+    total = tl.zeros((BN,), tl.float32)
+    if tl.load(experts + row * TOPK) >= 0:
+        BLOCKS: tl.constexpr = (WIDTH + BK - 1) // BK
+        slot = tl.arange(0, 8)
+        pair = row * TOPK + slot
+        filled = (slot < TOPK)[:, None]
+        rows = h + (pair * WIDTH)[:, None]
+        weight = tl.load(weights + pair, mask=slot < TOPK, other=0.0)
+        lane = tl.arange(0, 2 * BN)
+        sums = tl.zeros((2 * BN, 8), tl.float32)
+        for step in range((TOPK + 1) // 2):
+            own = 2 * step + lane // BN
+            # An odd last slot comes twice; the second time it has no column to count in.
+            expert = tl.load(experts + row * TOPK + tl.minimum(own, TOPK - 1))
+            acc = _products(
+                rows,
+                filled,
+                w2,
+                s2,
+                _place(expert, block * BN + lane % BN, HIDDEN, BLOCKS),
+                WIDTH,
+                1,
+                8,
+                2 * BN,
+                BK,
+            )
+            sums = tl.where(own[:, None] == slot[None, :], acc * weight[None, :], sums)
+        parts = tl.sum(sums.reshape(2, BN, 8), 0)  # the other slot of two is zero
+        total = _add_8(total, parts.T, BN)
+    at_y = y + row.to(tl.int64) * HIDDEN + n
+    if shared is not None:
+        total += tl.load(shared + row.to(tl.int64) * HIDDEN + n).to(tl.float32)
+    tl.store(at_y, total.to(y.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _down(
+    h,  # bf16 [pairs, WIDTH]
+    w2,  # words i32
+    s2,  # u8
+    weights,  # f32 [pairs]
+    experts,  # i32 [pairs]
+    tiles,  # prefill: i32 [programs, 3]
+    order,  # prefill: i32 [pairs]
+    slots,  # out f32 [pairs, columns]
+    pairs,
+    first_column,
+    columns,
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """slots = weight * (h @ w2.T) for BN columns of one tile; program = (columns, tile)."""
+    block = tl.program_id(0)
+    tile = tl.program_id(1)
+    if PAIRS:
+        expert, members, active = _tile_of_pair(experts, pairs, tile, PAIRS, BM)
+    else:
+        expert, members, active = _tile_of_list(tiles, order, tile, BM)
     if active:
         filled = members >= 0
         row = tl.maximum(members, 0)
-        weight_row = expert.to(tl.int64) * HIDDEN + n
+        column = block * BN + tl.arange(0, BN)
         acc = _products(
             h + row.to(tl.int64)[:, None] * WIDTH,
             filled[:, None],
-            w2 + weight_row[:, None] * (WIDTH // 2),
-            s2 + weight_row[:, None] * (WIDTH // 32),
-            0,
+            w2,
+            s2,
+            _place(expert, first_column + column, HIDDEN, (WIDTH + BK - 1) // BK),
             WIDTH,
+            1,
             BM,
             BN,
             BK,
@@ -270,19 +450,14 @@ def _down(
         acc *= tl.load(weights + row, mask=filled, other=0.0)[None, :]
         at = row.to(tl.int64)[None, :] * columns + column[:, None]
         tl.store(slots + at, acc, mask=filled[None, :])
-    if PAIRS and last_to_arrive(arrivals + block, pairs):
-        for first_row in range(0, rows, BT):
-            _sum_slots(
-                slots, experts, shared, y, first_row, rows, column, n, columns, HIDDEN, TOPK, BT
-            )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _combine(
-    slots,
-    experts,
-    shared,
-    y,
+    slots,  # f32 [pairs, columns]
+    experts,  # i32 [pairs]
+    shared,  # [T, hidden] or None
+    y,  # out bf16 [T, hidden]
     rows,
     first_column,
     columns,
@@ -291,11 +466,20 @@ def _combine(
     BT: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """Prefill: add the slots of BT rows and BN columns; program = (columns, rows)."""
+    """y = the slots of BT rows in ascending order, then the shared expert; program = (BN, BT)."""
     column = tl.program_id(0) * BN + tl.arange(0, BN)
-    n = first_column + column
-    first_row = tl.program_id(1) * BT
-    _sum_slots(slots, experts, shared, y, first_row, rows, column, n, columns, hidden, TOPK, BT)
+    t = tl.program_id(1) * BT + tl.arange(0, BT)
+    inside = t < rows
+    total = tl.zeros((BT, BN), tl.float32)
+    for slot in tl.static_range(TOPK):
+        pair = t * TOPK + slot
+        chosen = tl.load(experts + pair, mask=inside, other=-1) >= 0
+        at = pair.to(tl.int64)[:, None] * columns + column[None, :]
+        total += tl.load(slots + at, mask=chosen[:, None], other=0.0)
+    at = t.to(tl.int64)[:, None] * hidden + first_column + column[None, :]
+    if shared is not None:
+        total += tl.load(shared + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
@@ -394,7 +578,7 @@ def route(logits, bias, tid2eid, token_ids, k, scale, renormalise=True):
 
 def hidden_splits(hidden: int) -> int:
     """Parts in which w13 sums the hidden axis; a property of the matrix, never of the batch."""
-    return max(1, min(4, hidden // 1024))
+    return next(parts for parts in (4, 2, 1) if parts == 1 or hidden % (1024 * parts) == 0)
 
 
 def largest_block(size: int, limit: int) -> int:
@@ -407,25 +591,72 @@ def moe_mxfp4(x, experts, route, limit, shared):
     y = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
     if rows == 0:
         return y
-    topk, width = route.experts.shape[1], 2 * experts.w2.shape[2]
-    pairs = rows * topk
-    splits = hidden_splits(hidden)
-    h = torch.empty(pairs, width, dtype=torch.bfloat16, device=x.device)
-    arrivals = arrival_counters(x.device)
-    tiles = order = None
-    if pairs <= MANY_PAIRS:
-        regime, lanes = ("few", FEW_PAIRS) if pairs <= FEW_PAIRS else ("many", MANY_PAIRS)
-        programs, grid_splits = pairs, splits
-        partials = torch.empty(splits, pairs, 2 * width, dtype=torch.float32, device=x.device)
+    topk, width = route.experts.shape[1], experts.width
+    h = torch.empty(rows * topk, width, dtype=torch.bfloat16, device=x.device)
+    if rows * topk <= FEW_PAIRS and topk <= 8:
+        _few(x, experts, route, limit, shared, h, y)
     else:
-        regime, lanes, grid_splits, partials = "prefill", 0, 1, None
+        _many(x, experts, route, limit, shared, h, y)
+    return y
+
+
+def _few(x, experts, route, limit, shared, h, y):
+    """A program for every pair, then for every row."""
+    (rows, hidden), (pairs, width) = x.shape, h.shape
+    topk, splits = pairs // rows, hidden_splits(hidden)
+    first, second = LAUNCH["gate_up.few"], LAUNCH["down.few"]
+    block_i = largest_block(width, first.constexprs["BI"])
+    block_n = largest_block(hidden, second.constexprs["BN"])
+    _gate_up_of_pair[(width // block_i, pairs)](
+        x,
+        experts.w13,
+        experts.s13,
+        route.experts,
+        h,
+        limit,
+        TOPK=topk,
+        HIDDEN=hidden,
+        WIDTH=width,
+        SPLITS=splits,
+        ADD=ADD_IN_ORDER[splits],
+        BI=block_i,
+        BK=block_columns(hidden),
+        num_warps=first.num_warps,
+        num_stages=first.num_stages,
+    )
+    _down_of_row[(hidden // block_n, rows)](
+        h,
+        experts.w2,
+        experts.s2,
+        route.weights,
+        route.experts,
+        shared,
+        y,
+        TOPK=topk,
+        HIDDEN=hidden,
+        WIDTH=width,
+        BN=block_n,
+        BK=block_columns(width),
+        num_warps=second.num_warps,
+        num_stages=second.num_stages,
+    )
+
+
+def _many(x, experts, route, limit, shared, h, y):
+    """A program for every tile of pairs that share an expert; the slots are added at the end."""
+    (rows, hidden), (pairs, width) = x.shape, h.shape
+    topk, splits = pairs // rows, hidden_splits(hidden)
+    tiles = order = None
+    regime, lanes, programs = "many", MANY_PAIRS, pairs
+    if pairs > MANY_PAIRS:
+        regime, lanes = "prefill", 0
         tile_rows = LAUNCH["gate_up.prefill"].constexprs["BM"]
         order, tiles = sorted_tiles(route.experts.flatten(), experts.w13.shape[0], tile_rows)
         programs = tiles.shape[0]
 
     first = LAUNCH[f"gate_up.{regime}"]
-    columns_per_program = largest_block(width, first.constexprs["BI"])
-    _gate_up[(width // columns_per_program, grid_splits, programs)](
+    block_i = largest_block(width, first.constexprs["BI"])
+    _gate_up[(width // block_i, programs)](
         x,
         experts.w13,
         experts.s13,
@@ -433,34 +664,28 @@ def moe_mxfp4(x, experts, route, limit, shared):
         tiles,
         order,
         h,
-        partials,
-        arrivals,
         pairs,
         limit,
         TOPK=topk,
         HIDDEN=hidden,
         WIDTH=width,
         SPLITS=splits,
-        GRID_SPLITS=grid_splits,
         PAIRS=lanes,
         BM=first.constexprs["BM"],
-        BI=columns_per_program,
-        BK=largest_block(hidden // splits, first.constexprs["BK"]),
+        BI=block_i,
+        BK=block_columns(hidden),
         num_warps=first.num_warps,
         num_stages=first.num_stages,
     )
 
     second, combine = LAUNCH[f"down.{regime}"], LAUNCH["combine"]
-    block_n = largest_block(hidden, second.constexprs["BN"])
-    block_t = combine.constexprs["BT"]
-    columns = (
-        hidden if lanes else max(block_n, PREFILL_SLOTS_BYTES // (4 * pairs * block_n) * block_n)
-    )
+    block_n, block_t = largest_block(hidden, second.constexprs["BN"]), combine.constexprs["BT"]
+    columns = max(block_n, PREFILL_SLOTS_BYTES // (4 * pairs * block_n) * block_n)
     columns = min(columns, hidden)
     slots = torch.empty(pairs, columns, dtype=torch.float32, device=x.device)
     for first_column in range(0, hidden, columns):
-        blocks = min(columns, hidden - first_column) // block_n
-        _down[(blocks, programs)](
+        width_now = min(columns, hidden - first_column)
+        _down[(width_now // block_n, programs)](
             h,
             experts.w2,
             experts.s2,
@@ -469,40 +694,33 @@ def moe_mxfp4(x, experts, route, limit, shared):
             tiles,
             order,
             slots,
-            shared,
-            y,
-            arrivals,
             pairs,
-            rows,
             first_column,
             columns,
-            TOPK=topk,
             HIDDEN=hidden,
             WIDTH=width,
             PAIRS=lanes,
             BM=second.constexprs["BM"],
             BN=block_n,
-            BK=largest_block(width, second.constexprs["BK"]),
-            BT=block_t,
+            BK=block_columns(width),
             num_warps=second.num_warps,
             num_stages=second.num_stages,
         )
-        if not lanes:
-            _combine[(blocks, triton.cdiv(rows, block_t))](
-                slots,
-                route.experts,
-                shared,
-                y,
-                rows,
-                first_column,
-                columns,
-                hidden,
-                TOPK=topk,
-                BT=block_t,
-                BN=block_n,
-                num_warps=combine.num_warps,
-            )
-    return y
+        block_c = largest_block(width_now, combine.constexprs["BN"])
+        _combine[(width_now // block_c, triton.cdiv(rows, block_t))](
+            slots,
+            route.experts,
+            shared,
+            y,
+            rows,
+            first_column,
+            columns,
+            hidden,
+            TOPK=topk,
+            BT=block_t,
+            BN=block_c,
+            num_warps=combine.num_warps,
+        )
 
 
 def sorted_tiles(experts: torch.Tensor, count: int, tile_rows: int):
@@ -528,40 +746,26 @@ def sorted_tiles(experts: torch.Tensor, count: int, tile_rows: int):
 def _aot() -> list[AotEntry]:
     """One rank of the 256-expert model: hidden 4096, width 256 of 2048, six experts a row."""
     hidden, width, topk = 4096, 256, 6
-    splits = hidden_splits(hidden)
-    lanes = {"few": FEW_PAIRS, "many": MANY_PAIRS, "prefill": 0}
-    gate_up = {
+    common = {"experts": "*i32", "tiles": "*i32", "order": "*i32", "pairs": "i32"}
+    gate_up = common | {
         "x": "*bf16",
-        "w13": "*u8",
+        "w13": "*i32",
         "s13": "*u8",
-        "experts": "*i32",
-        "tiles": "*i32",
-        "order": "*i32",
         "h": "*bf16",
-        "partials": "*fp32",
-        "arrivals": "*i32",
-        "pairs": "i32",
         "limit": "fp32",
     }
-    down = {
+    down = common | {
         "h": "*bf16",
-        "w2": "*u8",
+        "w2": "*i32",
         "s2": "*u8",
         "weights": "*fp32",
-        "experts": "*i32",
-        "tiles": "*i32",
-        "order": "*i32",
         "slots": "*fp32",
         "shared": "*bf16",
         "y": "*bf16",
-        "arrivals": "*i32",
-        "pairs": "i32",
-        "rows": "i32",
         "first_column": "i32",
         "columns": "i32",
     }
-    combine = {n: down[n] for n in ("slots", "experts", "shared", "y", "rows")}
-    combine |= {"first_column": "i32", "columns": "i32", "hidden": "i32"}
+    combine = down | {"rows": "i32", "hidden": "i32"}
     route = {
         "logits": "*fp32",
         "bias": "*fp32",
@@ -574,41 +778,54 @@ def _aot() -> list[AotEntry]:
     }
     choice = {"TOPK": topk, "SLOTS": 8, "EXPERTS": 256, "RENORMALISE": True}
 
-    def entry(name, fn, launch, signature, constexprs, mma=False):
+    def entry(name, fn, launch, types, constexprs, mma=False):
         unaligned = ("pairs", "rows", "limit", "factor")
+        signature = {n: types[n] for n in fn.arg_names if n in types and n not in constexprs}
         return AotEntry(
             name=f"moe.{name}",
             fn=fn,
-            signature={n: t for n, t in signature.items() if n not in constexprs},
+            signature=signature,
             constexprs=constexprs,
-            divisible=tuple(n for n in signature if n not in (*constexprs, *unaligned)),
+            divisible=tuple(n for n in signature if n not in unaligned),
             num_warps=LAUNCH[launch].num_warps,
             num_stages=LAUNCH[launch].num_stages,
             expects_mma=mma,
             hot=True,
         )
 
-    entries = []
-    for regime, regime_lanes in lanes.items():
-        absent = {"tiles": None, "order": None} if regime_lanes else {"partials": None}
-        sizes = {"TOPK": topk, "HIDDEN": hidden, "WIDTH": width, "PAIRS": regime_lanes}
-        first = {
-            "SPLITS": splits,
-            "GRID_SPLITS": splits if regime_lanes else 1,
-            **LAUNCH[f"gate_up.{regime}"].constexprs,
-        }
-        second = {
-            "BT": LAUNCH["combine"].constexprs["BT"],
-            **LAUNCH[f"down.{regime}"].constexprs,
-        }
-        absent_down = {n: v for n, v in absent.items() if n in down}
+    sizes = {"HIDDEN": hidden, "WIDTH": width, "BK": block_columns(hidden)}
+    first = sizes | {"TOPK": topk, "SPLITS": hidden_splits(hidden)}
+    entries = [
+        entry(
+            "gate_up[few]",
+            _gate_up_of_pair,
+            "gate_up.few",
+            gate_up,
+            {
+                **first,
+                "ADD": ADD_IN_ORDER[hidden_splits(hidden)],
+                **LAUNCH["gate_up.few"].constexprs,
+            },
+            mma=True,
+        ),
+        entry(
+            "down[few]",
+            _down_of_row,
+            "down.few",
+            down,
+            {**sizes, "TOPK": topk, **LAUNCH["down.few"].constexprs},
+            mma=True,
+        ),
+    ]
+    for regime, lanes in (("many", MANY_PAIRS), ("prefill", 0)):
+        found = {"PAIRS": lanes} | ({"tiles": None, "order": None} if lanes else {})
         entries += [
             entry(
                 f"gate_up[{regime}]",
                 _gate_up,
                 f"gate_up.{regime}",
                 gate_up,
-                sizes | first | absent,
+                {**first, **found, **LAUNCH[f"gate_up.{regime}"].constexprs},
                 mma=True,
             ),
             entry(
@@ -616,14 +833,18 @@ def _aot() -> list[AotEntry]:
                 _down,
                 f"down.{regime}",
                 down,
-                sizes | second | absent_down,
+                {**sizes, **found, **LAUNCH[f"down.{regime}"].constexprs},
                 mma=True,
             ),
         ]
     return [
         *entries,
         entry(
-            "combine", _combine, "combine", combine, {"TOPK": topk, **LAUNCH["combine"].constexprs}
+            "combine",
+            _combine,
+            "combine",
+            combine,
+            {"TOPK": topk, **LAUNCH["combine"].constexprs},
         ),
         entry("route[bias]", _route, "route", route, {**choice, "tid2eid": None}),
         entry("route[hash]", _route, "route", route, {**choice, "bias": None}),

@@ -54,11 +54,14 @@ def test_experts(device, experts, on_gpu, rows):
         assert_close(got, reference.moe_mxfp4(x, experts, chosen, LIMIT, extra))
 
 
-@pytest.mark.parametrize(("hidden", "width"), [(128, 128), (128, 64), (4096, 2048), (2048, 512)])
+@pytest.mark.parametrize(
+    ("hidden", "width"),
+    [(128, 128), (128, 64), (192, 256), (384, 96), (4096, 2048), (2048, 512)],
+)
 def test_other_shapes(device, hidden, width):
     weights = random_experts(4, hidden, width)
     on_device = prepare_experts(*(t.to(device) for t in weights[:4]))
-    for rows in (1, 6, 300):
+    for rows in (1, 6, 40, 300):
         x, chosen = random_rows(rows, hidden), random_route(rows, 4, 2)
         got = moe_mxfp4(x.to(device), on_device, moved(chosen, device), LIMIT, None)
         assert_close(got, reference.moe_mxfp4(x, weights, chosen, LIMIT, None))

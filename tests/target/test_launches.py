@@ -19,7 +19,7 @@ from dspark.target.local import LocalTarget, Rows
 from dspark.target.weights import load_target
 
 SITES = Counter(_project=2, _mix=2)
-EXPERTS = Counter(_linear=3, _route=1, _gate_up=1, _down=1)
+EXPERTS = Counter(_linear=3, _route=1, _gate_up_of_pair=1, _down_of_row=1)
 ATTENTION = Counter(_linear=4, _rms_norm=1, _q_kv_prepare=1, _decode=1, _combine=1)
 LAYER = {
     0: SITES + EXPERTS + ATTENTION,

@@ -5,6 +5,12 @@ import torch
 from weight_cases import assert_close, generator, random_experts, random_route, random_rows
 
 from dspark.kernels.moe import kernel, prepare_experts, reference
+from dspark.kernels.moe.words import streamed
+
+
+def run(x, experts, route, limit, shared):
+    """The kernels, on the words that a GPU would hold."""
+    return kernel.moe_mxfp4(x, streamed(*experts[:4]), route, limit, shared)
 
 
 def case(rows, count=4, hidden=128, width=64, k=2, seed=1):
@@ -17,52 +23,84 @@ def case(rows, count=4, hidden=128, width=64, k=2, seed=1):
 def test_decode_matches_the_reference(rows, shared):
     x, experts, route = case(rows)
     extra = None if shared is None else torch.randn(rows, 128, generator=generator(6)).to(shared)
-    got = kernel.moe_mxfp4(x, experts, route, 10.0, extra)
+    got = run(x, experts, route, 10.0, extra)
     assert_close(got, reference.moe_mxfp4(x, experts, route, 10.0, extra))
 
 
 def test_prefill_matches_the_reference(monkeypatch):
     """Sorted tiles, in-program split sums and two column ranges."""
-    x, experts, route = case(5, hidden=2048, width=32)
+    x, experts, route = case(5, hidden=2048, width=64)
     want = reference.moe_mxfp4(x, experts, route, 10.0, None)
     monkeypatch.setattr(kernel, "MANY_PAIRS", 0)
     monkeypatch.setattr(kernel, "PREFILL_SLOTS_BYTES", 4 * 10 * 1024)
-    assert_close(kernel.moe_mxfp4(x, experts, route, 10.0, None), want)
+    assert_close(run(x, experts, route, 10.0, None), want)
 
 
-def test_a_crowded_expert_takes_several_tiles():
+@pytest.mark.parametrize(("hidden", "width"), [(64, 32), (192, 96), (192, 256), (384, 160)])
+@pytest.mark.parametrize("few_pairs", [64, 0])
+def test_widths_that_fill_no_tile(monkeypatch, hidden, width, few_pairs):
+    monkeypatch.setattr(kernel, "FEW_PAIRS", few_pairs)
+    x, experts, route = case(3, hidden=hidden, width=width)
+    want = reference.moe_mxfp4(x, experts, route, 10.0, None)
+    assert_close(run(x, experts, route, 10.0, None), want)
+
+
+@pytest.mark.parametrize("hidden", [128, 4096])
+def test_tiles_of_decode_match_the_reference(monkeypatch, hidden):
+    x, experts, route = case(3, hidden=hidden)
+    monkeypatch.setattr(kernel, "FEW_PAIRS", 0)
+    want = reference.moe_mxfp4(x, experts, route, 10.0, None)
+    assert_close(run(x, experts, route, 10.0, None), want)
+
+
+def test_a_crowded_expert_takes_several_tiles(monkeypatch):
     x, experts, route = case(20, count=2, k=1)
-    got = kernel.moe_mxfp4(x, experts, route, 10.0, None)
+    monkeypatch.setattr(kernel, "FEW_PAIRS", 0)
+    got = run(x, experts, route, 10.0, None)
     assert_close(got, reference.moe_mxfp4(x, experts, route, 10.0, None))
 
 
 def test_rows_do_not_depend_on_their_batch():
     x, experts, route = case(6)
-    whole = kernel.moe_mxfp4(x, experts, route, 10.0, None)
+    whole = run(x, experts, route, 10.0, None)
     for i in (0, 4):
         alone = reference.Route(route.weights[i : i + 1], route.experts[i : i + 1])
-        assert torch.equal(
-            kernel.moe_mxfp4(x[i : i + 1], experts, alone, 10.0, None), whole[i : i + 1]
-        )
+        assert torch.equal(run(x[i : i + 1], experts, alone, 10.0, None), whole[i : i + 1])
 
 
-def test_padded_and_nan_rows_stay_alone():
+@pytest.mark.parametrize("hidden", [128, 2048, 4096])
+@pytest.mark.parametrize("k", [1, 2, 3, 6])
+def test_every_regime_has_the_same_bits(monkeypatch, hidden, k):
+    """One, two or four parts of the sum, in one mma, in a loop of tiles, in sorted tiles."""
+    x, experts, route = case(2, count=7, hidden=hidden, k=k)
+    few = run(x, experts, route, 10.0, None)
+    monkeypatch.setattr(kernel, "FEW_PAIRS", 0)
+    assert torch.equal(run(x, experts, route, 10.0, None), few)
+    monkeypatch.setattr(kernel, "MANY_PAIRS", 0)
+    assert torch.equal(run(x, experts, route, 10.0, None), few)
+
+
+@pytest.mark.parametrize("few_pairs", [64, 0])
+def test_padded_and_nan_rows_stay_alone(monkeypatch, few_pairs):
+    monkeypatch.setattr(kernel, "FEW_PAIRS", few_pairs)
     x, experts, route = case(4)
     shared = torch.randn(4, 128, generator=generator(6))
-    clean = kernel.moe_mxfp4(x, experts, route, 10.0, shared)
+    clean = run(x, experts, route, 10.0, shared)
     x[1] = float("nan")
     x[2, 0] = float("nan")
     route.experts[1], route.weights[1] = -1, 0.0
-    got = kernel.moe_mxfp4(x, experts, route, 10.0, shared)
+    got = run(x, experts, route, 10.0, shared)
     assert torch.equal(got[[0, 3]], clean[[0, 3]])
     assert torch.equal(got[1], shared[1].bfloat16())
     assert got[2].isnan().all()
 
 
-def test_no_row_has_an_expert():
+@pytest.mark.parametrize("few_pairs", [64, 0])
+def test_no_row_has_an_expert(monkeypatch, few_pairs):
+    monkeypatch.setattr(kernel, "FEW_PAIRS", few_pairs)
     x, experts, route = case(2)
     route.experts.fill_(-1)
-    assert (kernel.moe_mxfp4(x, experts, route, 10.0, None) == 0).all()
+    assert (run(x, experts, route, 10.0, None) == 0).all()
 
 
 @pytest.mark.parametrize("byte_value", [0, 1, 126, 127, 128])
@@ -82,7 +120,7 @@ def test_weights_decode_exactly(byte_value):
     x = torch.zeros(1, hidden, dtype=torch.bfloat16)
     x[0, 11] = 1.0
     chosen = reference.Route(torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int32))
-    got = kernel.moe_mxfp4(x, experts, chosen, 1e30, None)
+    got = run(x, experts, chosen, 1e30, None)
     column = experts.dense13[0, :, 11]
     want = reference.swiglu(column[None], 1e30, torch.bfloat16)
     torch.testing.assert_close(got, want, rtol=2**-7, atol=0)
