@@ -101,7 +101,7 @@ def run_block(
             latent, kv = attention.project(x, attn, config)
             q = fp8_linear(latent, attn.wq_b)
             # Stores the whole block before it attends, so every row sees every row.
-            return attention.attend(q, kv, attn, config, rope, rows, cache)
+            return attention.attend(q, kv, attn, config, rope, rows, cache, few_rows=True)
 
         sites.extend(block_sites(token_ids, stage, config, attend))
     *_, streams = through_sites(embed_streams(embedded), sites, config, group)

@@ -92,7 +92,8 @@ def attention(
         q = fp8_linear(latent, w.wq_b)
         if ratio == 128:
             entries = _entries_c128(x, w, config, rope, meta, caches)
-    return attend(q, kv, w, config, rope, window_rows(meta), caches, entries)
+    rows = window_rows(meta)
+    return attend(q, kv, w, config, rope, rows, caches, entries, few_rows=few_rows)
 
 
 def project(x: torch.Tensor, w: AttentionWeights, config: ModelConfig) -> Projected:
@@ -112,12 +113,15 @@ def attend(
     rows: WindowRows,
     caches: LayerCaches,
     entries: Entries | None = None,
+    *,
+    few_rows: bool,
 ) -> torch.Tensor:
     """Store the rows' latents, attend window plus `entries`, project back. Used by the draft too.
 
     Args:
         q: [T, H * 512] this rank's queries.
         kv: [T, 512] from `project`.
+        few_rows: not a prompt (`dspark.kernels.attention.mla_sparse`).
 
     Returns:
         [T, hidden] this rank's partial sum.
@@ -148,6 +152,7 @@ def attend(
         config.head_dim**-0.5,
         rope,
         rows.pos,
+        few_rows=few_rows,
     )
     groups = heads * config.o_groups // config.num_attention_heads
     grouped = grouped_linear(out.view(out.shape[0], groups, -1), w.wo_a)

@@ -64,8 +64,8 @@ class Attention(NamedTuple):
     cos_sin: torch.Tensor | None
     pos: torch.Tensor
 
-    def run(self) -> torch.Tensor:
-        return mla_sparse(*self)
+    def run(self, few_rows: bool = False) -> torch.Tensor:
+        return mla_sparse(*self, few_rows=few_rows)
 
     def reference(self) -> torch.Tensor:
         return reference.mla_sparse(*self)

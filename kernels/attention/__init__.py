@@ -22,6 +22,8 @@ def mla_sparse(
     scale: float,
     cos_sin: Tensor | None,
     pos: Tensor,
+    *,
+    few_rows: bool = False,
 ) -> Tensor:
     """Attend each row to its window slots, then to its compressed entries.
 
@@ -35,6 +37,8 @@ def mla_sparse(
         x_pool, x_n, x_idx, x_len: the same for the compressed list, or None, 0, None, None.
         sink: f32 [H], not scaled. scale: applied to q . k.
         cos_sin: f32 [max_positions, 64] undoes the values' rotation at `pos` i64 [T]; None skips.
+        few_rows: rows of decode, verify or a draft block, be they of many requests: the host waits
+            for nothing, and a row has the bits that it has in any smaller batch.
 
     Returns:
         [T, H, 512] in q's dtype; a row with empty lists is 0.
@@ -56,10 +60,11 @@ def mla_sparse(
         raise ValueError("x_pool, x_idx and x_len must be given together")
     if x_idx is not None and x_idx.shape[0] != rows:
         raise ValueError(f"x_idx must cover {rows} rows, got {list(x_idx.shape)}")
+    lists = (swa_pool, swa_n, swa_idx, swa_len, x_pool, x_n, x_idx, x_len)
     if use_triton(q):
-        from dspark.kernels.attention import kernel as implementation
-    else:
-        from dspark.kernels.attention import reference as implementation
-    return implementation.mla_sparse(
-        q, swa_pool, swa_n, swa_idx, swa_len, x_pool, x_n, x_idx, x_len, sink, scale, cos_sin, pos
-    )
+        from dspark.kernels.attention import kernel
+
+        return kernel.mla_sparse(q, *lists, sink, scale, cos_sin, pos, few_rows)
+    from dspark.kernels.attention import reference
+
+    return reference.mla_sparse(q, *lists, sink, scale, cos_sin, pos)

@@ -1,11 +1,12 @@
 """Triton kernels of K18 and K19.
 
-Decode regime (T <= 64, also verify and draft): one program per (row, split of 64 list positions,
-16 heads) writes an unnormalised partial; a second kernel adds the partials in list order. The
-split length is a constant of the op, so a row's bits do not depend on T, the grid or the device.
+Decode regime (decode, verify and draft, and prompts of T <= 64): one program per (row, split of 64
+list positions, 16 heads) writes an unnormalised partial; a second kernel adds the partials in list
+order. The split length is a constant of the op, so a row's bits do not depend on T, the grid or the
+device. It never waits for the device, as a CUDA graph requires.
 
-Prefill (T > 64): the slots any row lists are dequantised once into a bf16 workspace, then one
-program per (row, 16 heads) walks its list.
+Prefill (other prompts): the slots any row lists are dequantised once into a bf16 workspace, then
+one program per (row, 16 heads) walks its list.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from dspark.kernels.plan import AotEntry, LaunchConfig
 from dspark.kernels.qkv.kernel import pool_views, rotate
 from dspark.kernels.qkv.pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES
 
-DECODE_ROWS = 64  # rows up to which the split kernel runs
+DECODE_ROWS = 64  # rows of one launch of the split kernel; more are prefill unless said otherwise
 
 # CH: list positions of one decode program, BK: of one prefill tile; changing them changes bits.
 # BH: heads of one program, the smallest mma M. GROUP: partials added at once.
@@ -225,6 +226,7 @@ def mla_sparse(
     scale: float,
     cos_sin: Tensor | None,
     pos: Tensor,
+    few_rows: bool,
 ) -> Tensor:
     lists = [SlotList(swa_pool, swa_n, swa_idx.contiguous(), swa_len)]
     if x_pool is not None and x_idx is not None and x_len is not None:
@@ -232,9 +234,15 @@ def mla_sparse(
     q = q.contiguous()
     if q.shape[0] == 0:
         return torch.empty_like(q)
-    if q.shape[0] <= DECODE_ROWS:
-        return _run_decode(q, lists, sink, scale, cos_sin, pos)
-    return _run_prefill(q, lists, sink, scale, cos_sin, pos)
+    if not few_rows and q.shape[0] > DECODE_ROWS:
+        return _run_prefill(q, lists, sink, scale, cos_sin, pos)
+    out = torch.empty_like(q)
+    # In parts, because every row needs room for its partials.
+    for first in range(0, q.shape[0], DECODE_ROWS):
+        part = slice(first, first + DECODE_ROWS)
+        some = [one._replace(idx=one.idx[part], length=one.length[part]) for one in lists]
+        _run_decode(q[part], some, sink, scale, cos_sin, pos[part], out[part])
+    return out
 
 
 class SlotList(NamedTuple):
@@ -251,7 +259,8 @@ def _run_decode(
     scale: float,
     cos_sin: Tensor | None,
     pos: Tensor,
-) -> Tensor:
+    out: Tensor,
+) -> None:
     rows, heads, _ = q.shape
     a, b = lists[0], lists[-1]
     a_width = a.idx.shape[1]
@@ -269,14 +278,12 @@ def _run_decode(
         a.pool.stride(0), b.pool.stride(0), a.per_page, b.per_page, a_splits, splits,
         num_warps=decode.num_warps, num_stages=decode.num_stages, **decode.constexprs,
     )  # fmt: skip
-    out = torch.empty_like(q)
     _combine[(rows, heads, HEAD // combine.constexprs["BD"])](
         part, part_max, part_sum, a.length, b.length, sink, sink if cos_sin is None else cos_sin,
         pos, out, heads, a_width, b_width, a_splits, splits,
         CH=split, ROTATE=cos_sin is not None,
         num_warps=combine.num_warps, num_stages=combine.num_stages, **combine.constexprs,
     )  # fmt: skip
-    return out
 
 
 def _run_prefill(

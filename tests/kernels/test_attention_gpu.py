@@ -112,6 +112,18 @@ def test_graph_replays_with_fewer_rows(device):
     assert torch.equal(out[5:], torch.zeros_like(out[5:]))
 
 
+def test_verify_rows_of_many_requests_in_a_graph(device):
+    """48 requests of six rows: captured, and with the bits of the same rows in a small batch."""
+    case = attention_case(288, 8, 128, 512, seed=8).to(device)
+    case.run(few_rows=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = case.run(few_rows=True)
+    graph.replay()
+    for rows in torch.arange(288, device=device).split(6):
+        assert torch.equal(case.rows(rows).run(), out[rows])
+
+
 def test_few_variants_serve_every_shape(device):
     """Rows, widths and contexts of any size share a bounded number of compiled kernels."""
     for rows in (1, 2, 3, 5, 16, 17, 48, 64):

@@ -8,15 +8,18 @@ from collections import Counter
 
 import pytest
 import torch
+from no_sync import NoSync
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
 from dspark.bench.decode_step import FLASH_LAYERS, with_layers
+from dspark.draft_model import run_block
 from dspark.kernels import dispatch
+from dspark.kernels.step import draft_meta
 from dspark.target.checkpoint import presets
 from dspark.target.config import ModelConfig
 from dspark.target.local import LocalTarget, Rows
-from dspark.target.weights import load_target
+from dspark.target.weights import load_draft, load_target
 
 SITES = Counter(_project=2, _mix=2)
 EXPERTS = Counter(_linear=3, _route=1, _gate_up_of_pair=1, _down_of_row=1)
@@ -47,11 +50,8 @@ def tiny(tiny_directory):
     return load_target(tiny_directory, config), config
 
 
-def step(tiny, ratios, monkeypatch) -> tuple[Counter, Counter]:
-    """Kernels and copies of one verify step of six rows through layers of these ratios."""
-    weights, config = tiny
-    layers = [config.compress_ratios.index(ratio) for ratio in ratios]
-    model = LocalTarget(*with_layers(weights, config, layers), max_tokens=2304, verify_rows=6)
+def leave_kernels_out(monkeypatch) -> Counter[str]:
+    """Count launches by kernel instead; nothing is computed."""
     launches: Counter[str] = Counter()
 
     def run(self, *args, **kwargs):
@@ -59,6 +59,15 @@ def step(tiny, ratios, monkeypatch) -> tuple[Counter, Counter]:
 
     monkeypatch.setattr(JITFunction, "run", run)
     monkeypatch.setattr(dispatch, "INTERPRETED", True)  # `use_triton` holds on CPU tensors
+    return launches
+
+
+def step(tiny, ratios, monkeypatch) -> tuple[Counter, Counter]:
+    """Kernels and copies of one verify step of six rows through layers of these ratios."""
+    weights, config = tiny
+    layers = [config.compress_ratios.index(ratio) for ratio in ratios]
+    model = LocalTarget(*with_layers(weights, config, layers), max_tokens=2304, verify_rows=6)
+    launches = leave_kernels_out(monkeypatch)
     with torch.no_grad(), Copies() as copies:
         model.logits(model.forward([Rows(0, 2048, [5] * 6)]).hidden)
     return launches, copies.counts
@@ -78,3 +87,47 @@ def test_launches_of_a_flash_step(tiny, monkeypatch):
     outside = step(tiny, [0], monkeypatch)[0].total() - LAYER[0].total()
     layers = sum(count * LAYER[ratio].total() for ratio, count in FLASH_LAYERS.items())
     assert layers + outside == 945
+
+
+REQUESTS = 48  # as many as a server runs by default; their rows are more than one launch takes
+
+
+def test_verify_of_many_requests_never_waits_for_the_device(tiny, monkeypatch):
+    """It is captured in a CUDA graph, in which waiting is an error."""
+    model = LocalTarget(*tiny, max_tokens=512, sequences=REQUESTS, verify_rows=6)
+    launches = leave_kernels_out(monkeypatch)
+    with torch.no_grad(), NoSync():
+        model.forward([Rows(i, 200, [5] * 6) for i in range(REQUESTS)])
+    assert launches["_decode"] > 0
+    assert launches["_prefill"] == 0
+
+
+def test_drafts_of_many_requests_never_wait_for_the_device(tiny, tiny_directory, monkeypatch):
+    weights, config = tiny
+    draft = load_draft(tiny_directory, config)
+    model = LocalTarget(weights, config, max_tokens=512, sequences=REQUESTS)
+    slot, gamma = torch.arange(1, 1 + REQUESTS), config.dspark.block_size
+    launches = leave_kernels_out(monkeypatch)
+    ids = torch.full((REQUESTS * gamma,), 5)
+    with torch.no_grad(), NoSync():
+        meta = draft_meta(
+            req_slot=slot,
+            prefix_len=torch.full_like(slot, 200),
+            gamma=gamma,
+            req_to_token=model.req_to_token,
+            full_to_swa=model.full_to_swa,
+            window=config.sliding_window,
+            valid_from=torch.zeros_like(slot),
+        )
+        run_block(
+            weights.embed[ids],
+            ids,
+            draft,
+            weights.head,
+            config,
+            model.rope.plain,
+            meta,
+            model.caches[: config.dspark.stages],
+        )
+    assert launches["_decode"] > 0
+    assert launches["_prefill"] == 0

@@ -55,6 +55,16 @@ def test_rows_do_not_depend_on_their_batch():
     assert torch.equal(case.rows(torch.tensor([2])).run(), whole[2:3])
 
 
+def test_many_requests_of_few_rows_have_the_bits_of_each_alone(monkeypatch):
+    """More rows than one launch takes: still no prefill, which would wait for the device."""
+    monkeypatch.setattr(kernel, "DECODE_ROWS", 2)
+    monkeypatch.setattr(kernel, "_run_prefill", None)
+    case = attention_case(5, 4, 70, 20, seed=6)
+    whole = case.run(few_rows=True)
+    for row in torch.arange(5).split(1):
+        assert torch.equal(case.rows(row).run(few_rows=True), whole[row])
+
+
 def test_list_width_does_not_change_bits():
     """A graph captured for a longer context pads every list."""
     case = attention_case(2, 4, 20, 70, seed=4)
