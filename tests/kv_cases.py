@@ -64,7 +64,7 @@ class Attention(NamedTuple):
     cos_sin: torch.Tensor | None
     pos: torch.Tensor
 
-    def run(self, few_rows: bool = False) -> torch.Tensor:
+    def run(self, few_rows: bool | None = None) -> torch.Tensor:
         return mla_sparse(*self, few_rows=few_rows)
 
     def reference(self) -> torch.Tensor:

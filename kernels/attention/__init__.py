@@ -23,7 +23,7 @@ def mla_sparse(
     cos_sin: Tensor | None,
     pos: Tensor,
     *,
-    few_rows: bool = False,
+    few_rows: bool | None = None,
 ) -> Tensor:
     """Attend each row to its window slots, then to its compressed entries.
 
@@ -37,8 +37,9 @@ def mla_sparse(
         x_pool, x_n, x_idx, x_len: the same for the compressed list, or None, 0, None, None.
         sink: f32 [H], not scaled. scale: applied to q . k.
         cos_sin: f32 [max_positions, 64] undoes the values' rotation at `pos` i64 [T]; None skips.
-        few_rows: rows of decode, verify or a draft block, be they of many requests: the host waits
-            for nothing, and a row has the bits that it has in any smaller batch.
+        few_rows: True for decode, verify and draft blocks, be they of many requests: the host waits
+            for nothing. False for prompts, be they short. Either way a row has the same bits in
+            every batch, but the two differ in rounding. None chooses by T.
 
     Returns:
         [T, H, 512] in q's dtype; a row with empty lists is 0.

@@ -1,12 +1,12 @@
 """Triton kernels of K18 and K19.
 
-Decode regime (decode, verify and draft, and prompts of T <= 64): one program per (row, split of 64
-list positions, 16 heads) writes an unnormalised partial; a second kernel adds the partials in list
-order. The split length is a constant of the op, so a row's bits do not depend on T, the grid or the
-device. It never waits for the device, as a CUDA graph requires.
+Decode regime (also verify and draft): one program per (row, split of 64 list positions, 16 heads)
+writes an unnormalised partial; a second kernel adds the partials in list order. The split length is
+a constant of the op, so a row's bits do not depend on T, the grid or the device. It never waits for
+the device, as a CUDA graph requires.
 
-Prefill (other prompts): the slots any row lists are dequantised once into a bf16 workspace, then
-one program per (row, 16 heads) walks its list.
+Prefill: the slots any row lists are dequantised once into a bf16 workspace, then one program per
+(row, 16 heads) walks its list.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from dspark.kernels.plan import AotEntry, LaunchConfig
 from dspark.kernels.qkv.kernel import pool_views, rotate
 from dspark.kernels.qkv.pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES
 
-DECODE_ROWS = 64  # rows of one launch of the split kernel; more are prefill unless said otherwise
+DECODE_ROWS = 64  # rows of one launch of the split kernel; where nobody says, more are prefill
 
 # CH: list positions of one decode program, BK: of one prefill tile; changing them changes bits.
 # BH: heads of one program, the smallest mma M. GROUP: partials added at once.
@@ -226,7 +226,7 @@ def mla_sparse(
     scale: float,
     cos_sin: Tensor | None,
     pos: Tensor,
-    few_rows: bool,
+    few_rows: bool | None,
 ) -> Tensor:
     lists = [SlotList(swa_pool, swa_n, swa_idx.contiguous(), swa_len)]
     if x_pool is not None and x_idx is not None and x_len is not None:
@@ -234,7 +234,9 @@ def mla_sparse(
     q = q.contiguous()
     if q.shape[0] == 0:
         return torch.empty_like(q)
-    if not few_rows and q.shape[0] > DECODE_ROWS:
+    if few_rows is None:
+        few_rows = q.shape[0] <= DECODE_ROWS
+    if not few_rows:
         return _run_prefill(q, lists, sink, scale, cos_sin, pos)
     out = torch.empty_like(q)
     # In parts, because every row needs room for its partials.

@@ -65,6 +65,15 @@ def test_many_requests_of_few_rows_have_the_bits_of_each_alone(monkeypatch):
         assert torch.equal(case.rows(row).run(few_rows=True), whole[row])
 
 
+def test_short_prompts_have_the_bits_of_long_ones(monkeypatch):
+    """A prompt of few rows, such as what the prefix cache leaves over, is a prompt all the same."""
+    monkeypatch.setattr(kernel, "_run_decode", None)
+    case = attention_case(3, 4, 70, 20, seed=7)
+    whole = case.run(few_rows=False)
+    for row in torch.arange(3).split(1):
+        assert torch.equal(case.rows(row).run(few_rows=False), whole[row])
+
+
 def test_list_width_does_not_change_bits():
     """A graph captured for a longer context pads every list."""
     case = attention_case(2, 4, 20, 70, seed=4)
