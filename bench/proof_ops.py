@@ -263,10 +263,11 @@ def choice_by_reference(k: int, **index: Any) -> Outputs:
 def experts_by_reference(x: Tensor, experts: ExpertWeights, **rest: Any) -> Outputs:
     """From the bytes that were packed for the op, and on the card: decoding the experts of 48 rows
     takes the CPU ten seconds."""
-    packed = moe_inputs.random_bytes(
+    w13, s13, w2, s2 = moe_inputs.random_bytes(
         x.device, moe_inputs.EXPERTS, moe_inputs.HIDDEN, moe_inputs.WIDTH
     )
-    return moe_reference.moe_mxfp4(x, ExpertWeights(*packed, None, None), **rest)
+    packed = ExpertWeights(w13, s13, w2, s2, None, None)
+    return moe_reference.moe_mxfp4(x, packed, **rest)
 
 
 def each(*names: str) -> dict[str, int]:
