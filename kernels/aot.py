@@ -66,7 +66,10 @@ def build(entry: AotEntry) -> Build:
     ptx = compiled.asm["ptx"]
     registers, spill = registers_and_spill(ptx)
     resources = Resources(compiled.metadata.shared, registers, spill)
-    return Build(resources, problems_of(entry, ptx, resources))
+    problems = problems_of(entry, ptx, resources)
+    if compiled.metadata.enable_fp_fusion:
+        problems.append("may contract products, so that a row's bits change with its place")
+    return Build(resources, problems)
 
 
 def problems_of(entry: AotEntry, ptx: str, resources: Resources) -> list[str]:

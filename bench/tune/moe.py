@@ -15,6 +15,7 @@ from dspark.kernels.moe.words import streamed
 EXPERTS, HIDDEN, WIDTH, TOPK, LIMIT = 256, 4096, 256, 6, 10.0
 EXPERT_BYTES = 3 * WIDTH * HIDDEN // 2 * 17 // 16  # packed weights and their scales
 ROWS: dict[str, dict[str, Sequence[int]]] = {
+    "one": {"smoke": (1,), "representative": (1, 2), "exhaustive": (1, 2)},
     "few": {"smoke": (1, 8), "representative": (1, 2, 4, 6, 8), "exhaustive": range(1, 11)},
     "many": {"smoke": (12, 48), "representative": (12, 24, 48), "exhaustive": range(12, 86, 6)},
     "prefill": {"smoke": (512,), "representative": (128, 512, 2048),
@@ -104,10 +105,11 @@ def op(kernel: str, regime: str, column: str, choices: list[int], rows: int) -> 
     )
 
 
-# 3, 40 and 300 rows of two experts reach the three regimes in the small check.
+# 3, 10, 40 and 300 rows of two experts reach the regimes in the small check.
 OPS = (
-    op("gate_up", "few", "BI", [8, 16, 32], 3),
-    op("down", "few", "BN", [16, 32, 64], 3),
+    op("down", "one", "BN", [16, 32, 64], 3),
+    op("gate_up", "few", "BI", [8, 16, 32], 10),
+    op("down", "few", "BN", [32, 64, 128], 10),
     *(
         op(kernel, regime, column, choices, rows)
         for regime, rows in (("many", 40), ("prefill", 300))

@@ -27,12 +27,14 @@ LAUNCH = {
     "gate_up.few": LaunchConfig(4, 3, {"BI": 8}),
     "gate_up.many": LaunchConfig(4, 3, {"BM": 8, "BI": 32}),
     "gate_up.prefill": LaunchConfig(8, 2, {"BM": 64, "BI": 64}),
-    "down.few": LaunchConfig(4, 3, {"BN": 32}),
+    "down.one": LaunchConfig(4, 3, {"BN": 32}),
+    "down.few": LaunchConfig(4, 3, {"BN": 64}),
     "down.many": LaunchConfig(4, 3, {"BM": 8, "BN": 256}),
     "down.prefill": LaunchConfig(8, 2, {"BM": 64, "BN": 128}),
     "combine": LaunchConfig(4, 1, {"BT": 8, "BN": 128}),
     "route": LaunchConfig(1, 1, {}),
 }
+ONE_PAIRS = 16  # pairs up to which the second matrix needs narrow programs to fill the card
 FEW_PAIRS = 64  # (row, slot) pairs up to which each has programs of its own
 MANY_PAIRS = 512  # pairs up to which a tile finds its rows by itself; beyond, pairs are sorted
 PREFILL_SLOTS_BYTES = 64 << 20  # workspace bound of the second GEMM
@@ -604,7 +606,8 @@ def _few(x, experts, route, limit, shared, h, y):
     """A program for every pair, then for every row."""
     (rows, hidden), (pairs, width) = x.shape, h.shape
     topk, splits = pairs // rows, hidden_splits(hidden)
-    first, second = LAUNCH["gate_up.few"], LAUNCH["down.few"]
+    first = LAUNCH["gate_up.few"]
+    second = LAUNCH["down.one" if pairs <= ONE_PAIRS else "down.few"]
     block_i = largest_block(width, first.constexprs["BI"])
     block_n = largest_block(hidden, second.constexprs["BN"])
     _gate_up_of_pair[(width // block_i, pairs)](
@@ -808,13 +811,16 @@ def _aot() -> list[AotEntry]:
             },
             mma=True,
         ),
-        entry(
-            "down[few]",
-            _down_of_row,
-            "down.few",
-            down,
-            {**sizes, "TOPK": topk, **LAUNCH["down.few"].constexprs},
-            mma=True,
+        *(
+            entry(
+                f"down[{regime}]",
+                _down_of_row,
+                f"down.{regime}",
+                down,
+                {**sizes, "TOPK": topk, **LAUNCH[f"down.{regime}"].constexprs},
+                mma=True,
+            )
+            for regime in ("one", "few")
         ),
     ]
     for regime, lanes in (("many", MANY_PAIRS), ("prefill", 0)):

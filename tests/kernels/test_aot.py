@@ -54,6 +54,11 @@ def square(n: int, warps: int, **changes) -> AotEntry:
     return entry._replace(**changes)
 
 
+def test_contraction_is_refused(monkeypatch):
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    assert "may contract products" in aot.build(scale()).problems[0]
+
+
 def test_good_kernels_pass():
     result = aot.build(scale())
     assert result.problems == []

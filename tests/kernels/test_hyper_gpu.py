@@ -91,6 +91,28 @@ def test_rows_do_not_depend_on_their_batch(device):
     assert torch.equal(run(torch.arange(65)), whole[:65])
 
 
+@pytest.mark.parametrize("hidden", [192, HIDDEN])
+def test_rows_do_not_depend_on_their_place_in_a_tile(device, hidden):
+    """A compiler may fuse another product of a sum in each copy of an unrolled loop."""
+    fn, scale, base = hyper_site(hidden)
+    site = (prepare_hyper(fn.fn.to(device)), scale.to(device), base.to(device))
+    x, norm_w = random_streams(1640, hidden).to(device), random_rows(hidden).to(device)
+    f = random_rows(1640, hidden, seed=2).to(device)
+
+    def run(first, last):
+        rows = x[first:last]
+        pre = mhc_pre(rows, *site, norm_w, EPS, EPS, ITERS)
+        after, _ = mhc_post_pre(
+            f[first:last], rows, pre.post, pre.comb, *site, norm_w, EPS, EPS, ITERS
+        )
+        return after, *pre
+
+    whole = run(0, 1640)
+    for first, last in ((1, 1640), (7, 107), (300, 420), (1001, 1033)):
+        for got, want in zip(run(first, last), whole, strict=True):
+            assert torch.equal(got, want[first:last])
+
+
 def test_nan_stays_in_its_row(device):
     site, x = Site(device), random_streams(6, HIDDEN).to(device)
     norm_w = torch.ones(HIDDEN, dtype=torch.bfloat16, device=device)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dspark import embedded
 from dspark.target.checkpoint.make import ACCEPTANCE, make_checkpoint
 from dspark.target.checkpoint.presets import PRESETS
 from dspark.target.config import ModelConfig
@@ -14,6 +15,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+EMBEDDED = embedded.checkpoint()
 LENGTHS = (5, 130, 260)  # inside the first window, past one C128 window, past one page
 
 
@@ -118,3 +120,27 @@ def test_a_captured_decode_step_equals_the_eager_one(model_of, tokens):
         graph.replay()
         rows = [Rows(i, n + offset, [tokens[n + offset]]) for i, n in enumerate(LENGTHS)]
         assert hidden.equal(eager.forward(rows).hidden), offset
+
+
+@pytest.mark.parametrize("width", [1, 6])
+def test_sixteen_requests_have_the_bits_of_each_alone(width):
+    """Trained weights, prompts of many lengths, tall and low tiles: every row, many steps."""
+    config = ModelConfig.from_checkpoint(EMBEDDED)
+    weights = load_target(EMBEDDED, config, device="cuda")
+    generator = torch.Generator().manual_seed(6)
+    texts = torch.randint(2, config.vocab_size, (16, 400), generator=generator).tolist()
+    lengths = [20 + 11 * i for i in range(16)]
+
+    def build() -> LocalTarget:
+        return LocalTarget(
+            weights, config, max_tokens=512, sequences=16, verify_rows=6, device="cuda"
+        )
+
+    together, alone = build(), build()
+    rows = [Rows(i, 0, texts[i][:n]) for i, n in enumerate(lengths)]
+    for step in range(11):
+        both = together.forward(rows, store_all=step > 0).hidden
+        each = [alone.forward([row], store_all=step > 0).hidden for row in rows]
+        assert both.equal(torch.cat(each)), f"step {step}"
+        ends = [row.prefix + len(row.tokens) for row in rows]
+        rows = [Rows(i, n, texts[i][n : n + width]) for i, n in enumerate(ends)]
