@@ -1,6 +1,7 @@
 """Set up every test process as `dspark serve` sets up its own: stand-ins before SGLang."""
 
 import os
+import tempfile
 
 import torch
 
@@ -10,3 +11,9 @@ if not torch.cuda.is_available():
 from dspark.standins import install_if_cpu
 
 install_if_cpu()
+
+if torch.cuda.is_available() and os.environ.get("DSPARK_TEST_SM89") == "1":
+    from dspark.kernels import sm89_on_sm90
+
+    # Before any kernel is compiled: a process that has code of both kinds mixes them up.
+    sm89_on_sm90.install(tempfile.mkdtemp(prefix="sm89-"))

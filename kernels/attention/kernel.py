@@ -21,6 +21,7 @@ from dspark.kernels.qkv.kernel import pool_views, rotate
 from dspark.kernels.qkv.pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES
 
 DECODE_ROWS = 64  # rows of one launch of the split kernel; where nobody says, more are prefill
+REPEATED_SLOTS = 1 << 16  # listed slots up to which each has a bf16 key of its own (64 MB)
 
 # CH: list positions of one decode program, BK: of one prefill tile; changing them changes bits.
 # BH: heads of one program, the smallest mma M. GROUP: partials added at once.
@@ -297,7 +298,9 @@ def _run_prefill(
     pos: Tensor,
 ) -> Tensor:
     rows, heads, _ = q.shape
-    slots, idx = zip(*(_renumber(part) for part in lists), strict=True)
+    listed_slots = sum(part.idx.numel() for part in lists)
+    number = _number if listed_slots <= REPEATED_SLOTS else _renumber
+    slots, idx = zip(*map(number, lists), strict=True)
     counts = [used.shape[0] for used in slots]
     kv = torch.empty(sum(counts), HEAD, dtype=torch.bfloat16, device=q.device)
     for part, used, to in zip(lists, slots, kv.split(counts), strict=True):
@@ -315,6 +318,18 @@ def _run_prefill(
         num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
     )  # fmt: skip
     return out
+
+
+def _number(part: SlotList) -> tuple[Tensor, Tensor]:
+    """What `_renumber` returns, but a slot is listed again for every row that reads it.
+
+    The keys of a row are the same, so are its bits; and nothing waits for the device.
+    """
+    column = torch.arange(part.idx.shape[1], device=part.idx.device)
+    listed = (column < part.length[:, None]) & (part.idx >= 0)
+    place = torch.arange(part.idx.numel(), device=part.idx.device, dtype=torch.int32)
+    slots = part.idx.masked_fill(~listed, 0).flatten()
+    return slots, torch.where(listed, place.view_as(part.idx), -1)
 
 
 def _renumber(part: SlotList) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,8 @@ Where a test lives says how it runs:
 * `tests/kernels/interpreted/*.py` - Triton kernels under the interpreter, in a process of its own
   (see its conftest).
 
-`DSPARK_TEST_SM89=1 pytest -m gpu tests/kernels` on a Hopper card runs the Ada instruction stream.
+`DSPARK_TEST_SM89=1 pytest -m gpu` on a Hopper card runs the Ada instruction stream.
 """
-
-import os
 
 import pytest
 import torch
@@ -63,15 +61,6 @@ def goodness_of_fit(tokens: torch.Tensor, p: torch.Tensor) -> tuple[float, float
 def goodness():
     """`goodness_of_fit`, for tests of a sampler's law."""
     return goodness_of_fit
-
-
-@pytest.fixture(scope="session", autouse=True)
-def ada_code(tmp_path_factory):
-    """Generate sm_89 code for the whole session when asked to."""
-    if torch.cuda.is_available() and os.environ.get("DSPARK_TEST_SM89") == "1":
-        from dspark.kernels import sm89_on_sm90
-
-        sm89_on_sm90.install(tmp_path_factory.mktemp("sm89"))
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ from kv_cases import assert_close, attention_case
 from dspark.kernels.attention import kernel
 
 
-@pytest.fixture(params=["decode", "prefill"])
+@pytest.fixture(params=["decode", "short prefill", "long prefill"])
 def path(request, monkeypatch):
-    """Both plans, whatever the number of rows."""
+    """Every plan, whatever the number of rows."""
     monkeypatch.setattr(kernel, "DECODE_ROWS", 64 if request.param == "decode" else 0)
+    if request.param == "long prefill":
+        monkeypatch.setattr(kernel, "REPEATED_SLOTS", 0)
 
 
 @pytest.mark.parametrize("width", [1, 63, 64, 65, 133])
@@ -69,9 +71,17 @@ def test_short_prompts_have_the_bits_of_long_ones(monkeypatch):
     """A prompt of few rows, such as what the prefix cache leaves over, is a prompt all the same."""
     monkeypatch.setattr(kernel, "_run_decode", None)
     case = attention_case(3, 4, 70, 20, seed=7)
+    monkeypatch.setattr(kernel, "REPEATED_SLOTS", 0)
     whole = case.run(few_rows=False)
+    monkeypatch.undo()
     for row in torch.arange(3).split(1):
         assert torch.equal(case.rows(row).run(few_rows=False), whole[row])
+
+
+def test_short_prompts_never_wait_for_the_device(monkeypatch):
+    monkeypatch.setattr(kernel, "_renumber", None)
+    case = attention_case(3, 4, 70, 20, seed=7)
+    assert_close(case.run(few_rows=False), case.reference())
 
 
 def test_list_width_does_not_change_bits():
