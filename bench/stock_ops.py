@@ -10,9 +10,11 @@ clean-up. One that cannot be imported or run is reported as such; the others are
 
 import argparse
 import json
+import os
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +30,7 @@ from dspark.bench.tune import moe as moe_inputs
 from dspark.bench.tune.attention_inputs import SLOT_BYTES, Inputs, Shape, make
 from dspark.bench.tune.fp8_linear import MATRICES, random_weight
 from dspark.bench.tune.op import seeded
-from dspark.kernels import sm89_on_sm90
+from dspark.kernels import COMPILER_SETTINGS, sm89_on_sm90
 from dspark.kernels.attention import mla_sparse
 from dspark.kernels.indexer import index_q, index_select
 from dspark.kernels.indexer.pages import PACKED_STRIDE
@@ -271,13 +273,24 @@ def guarded(measure: Callable[[], float]) -> tuple[float | None, str | None]:
         return None, problem_of(error)
 
 
+@contextmanager
+def triton_as_it_comes() -> Iterator[None]:
+    """Stock kernels are compiled as where we are not installed: contracted, and with wgmma."""
+    ours = {name: os.environ.pop(name) for name in COMPILER_SETTINGS}
+    try:
+        yield
+    finally:
+        os.environ.update(ours)
+
+
 def compare(comparison: Comparison, bandwidth: float) -> dict[str, Any]:
     timer: Timer = eager_time if comparison.eager else partial(graph_time, copies=comparison.copies)
     ours, problem = guarded(lambda: timer(comparison.ours))
     stock = stock_problem = None
     prepare = comparison.stock
     if prepare is not None:
-        stock, stock_problem = guarded(lambda: timer(prepare()))
+        with triton_as_it_comes():
+            stock, stock_problem = guarded(lambda: timer(prepare()))
     floor = comparison.moved / bandwidth * 1e6
     return {
         "op": comparison.op,

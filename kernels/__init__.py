@@ -12,5 +12,5 @@ off here for every kernel this process compiles:
 
 import os
 
-os.environ["TRITON_DEFAULT_FP_FUSION"] = "0"
-os.environ["DISABLE_MMA_V3"] = "1"
+COMPILER_SETTINGS = {"TRITON_DEFAULT_FP_FUSION": "0", "DISABLE_MMA_V3": "1"}
+os.environ.update(COMPILER_SETTINGS)

@@ -15,7 +15,7 @@ from dspark.kernels.moe.words import streamed
 EXPERTS, HIDDEN, WIDTH, TOPK, LIMIT = 256, 4096, 256, 6, 10.0
 EXPERT_BYTES = 3 * WIDTH * HIDDEN // 2 * 17 // 16  # packed weights and their scales
 ROWS: dict[str, dict[str, Sequence[int]]] = {
-    "one": {"smoke": (1,), "representative": (1, 2), "exhaustive": (1, 2)},
+    "one": {"smoke": (1,), "representative": (1, 2, 3), "exhaustive": (1, 2, 3)},
     "few": {"smoke": (1, 8), "representative": (1, 2, 4, 6, 8), "exhaustive": range(1, 11)},
     "many": {"smoke": (12, 48), "representative": (12, 24, 48), "exhaustive": range(12, 86, 6)},
     "prefill": {"smoke": (512,), "representative": (128, 512, 2048),

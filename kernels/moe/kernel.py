@@ -34,7 +34,7 @@ LAUNCH = {
     "combine": LaunchConfig(4, 1, {"BT": 8, "BN": 128}),
     "route": LaunchConfig(1, 1, {}),
 }
-ONE_PAIRS = 16  # pairs up to which the second matrix needs narrow programs to fill the card
+ONE_PAIRS = 18  # pairs up to which the second matrix needs narrow programs to fill the card
 FEW_PAIRS = 64  # (row, slot) pairs up to which each has programs of its own
 MANY_PAIRS = 512  # pairs up to which a tile finds its rows by itself; beyond, pairs are sorted
 PREFILL_SLOTS_BYTES = 64 << 20  # workspace bound of the second GEMM

@@ -7,7 +7,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dspark.kernels import sm89_on_sm90
+from dspark.kernels import COMPILER_SETTINGS, sm89_on_sm90
 from dspark.kernels.aot import MAX_SHARED_BYTES
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -57,7 +57,19 @@ def test_shared_memory_beyond_ada_is_refused_although_hopper_has_it():
         compile_matmul(128, 6)
 
 
-def test_without_it_hopper_gets_its_own_instructions(tmp_path):
+def test_without_it_hopper_gets_its_own_code_but_no_other_mma(tmp_path):
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path)
+        ptx = compile_matmul(64, 2).asm["ptx"]
+    assert ".target sm_90a" in ptx
+    assert "mma.sync" in ptx
+    assert "wgmma" not in ptx
+
+
+def test_a_process_without_our_settings_would_use_wgmma(monkeypatch, tmp_path):
+    """What the settings are for: if this fails, Triton no longer needs them."""
+    for name in COMPILER_SETTINGS:
+        monkeypatch.delenv(name)
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path)
         assert "wgmma" in compile_matmul(64, 2).asm["ptx"]
