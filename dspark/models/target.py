@@ -14,7 +14,6 @@ from dspark.kernels.linear import Bf16Weight, bf16_linear
 from dspark.plugin import check_worker
 from dspark.target.config import ModelConfig
 from dspark.target.model import embed_streams, run_layers
-from dspark.target.warm_up import compile_prompt_kernels
 from dspark.target.weights import TargetWeights, load_target_from_iterator
 
 
@@ -98,8 +97,6 @@ class DeepseekV4ForCausalLM(nn.Module):
         shard = self.weights.embed.shape[0]
         self.embed_tokens = Embedding(self.weights.embed, self.rank * shard, self.group)
         self.lm_head = LmHead(self.weights.head)
-        if self.device.type == "cuda":
-            compile_prompt_kernels(self.weights, self.config, self.device)
 
     def get_input_embeddings(self) -> Embedding:
         return self.embed_tokens
