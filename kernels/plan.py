@@ -79,8 +79,10 @@ def aot_entries(family: str | None = None) -> list[AotEntry]:
 
 
 def source_sha256(family: str) -> str:
-    """Hash of a family's kernel source: a tuned configuration is valid for this source only."""
-    return hashlib.sha256(Path(_kernel_module(family).__file__).read_bytes()).hexdigest()
+    """Hash of a family's sources: a tuned configuration is valid for these only."""
+    folder = Path(_kernel_module(family).__file__).parent
+    sources = b"".join(file.read_bytes() for file in sorted(folder.glob("*.py")))
+    return hashlib.sha256(sources).hexdigest()
 
 
 def load_winner(path: Path, sm: int) -> bool:

@@ -1,9 +1,8 @@
-"""Triton routing and MXFP4 experts: two launches per decode step, deterministic in every split.
+"""Triton routing and MXFP4 experts: two launches for few rows, three for more.
 
 `_gate_up` multiplies rows by w1 and w3 of their expert and applies SwiGLU; `_down` multiplies by
-w2 and scales by the routing weight; the slots of a row are added in ascending expert id. Weights
-stream once through shared memory as packed words (`words.py`) and become bf16 in registers, right
-before the mma.
+w2 and scales by the routing weight; the slots of a row are added in ascending expert id.
+`products.py` multiplies.
 
 Up to FEW_PAIRS (row, slot) pairs a program serves one pair (`_gate_up_of_pair`) or one row
 (`_down_of_row`), and its mma multiplies several parts of the sum at once. Beyond, a program serves
@@ -14,14 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from dspark.kernels.dispatch import INTERPRETED
 from dspark.kernels.linear.kernel import swiglu_values
+from dspark.kernels.moe.products import ADD_IN_ORDER, TILE, add_8, place, products
 from dspark.kernels.moe.reference import Route
-from dspark.kernels.moe.words import TILE_ROWS, block_columns
+from dspark.kernels.moe.words import block_columns
 from dspark.kernels.plan import AotEntry, LaunchConfig
-
-_INTERPRETED = tl.constexpr(INTERPRETED)
-TILE = tl.constexpr(TILE_ROWS)
 
 LAUNCH = {
     "gate_up.few": LaunchConfig(4, 3, {"BI": 8}),
@@ -38,180 +34,6 @@ ONE_PAIRS = 18  # pairs up to which the second matrix needs narrow programs to f
 FEW_PAIRS = 64  # (row, slot) pairs up to which each has programs of its own
 MANY_PAIRS = 512  # pairs up to which a tile finds its rows by itself; beyond, pairs are sorted
 PREFILL_SLOTS_BYTES = 64 << 20  # workspace bound of the second GEMM
-
-
-@triton.jit
-def _decoded(words, scale):
-    """Words i32 and scales (bf16 bits in both halves of u32) -> four pairs of bf16 weights.
-
-    Rotated by 0, 3 and 6 bits a word shows the sign of a pair of codes at bit 15 and the magnitude
-    at bits 8..6 of either half; a multiplication gathers the fourth pair, whose bits fill the gaps.
-    Read as bf16 that is value * 2^-126, 0.5 being a subnormal, and the scale brings the 2^126.
-    `words.py` lays the bits out. Asm because LLVM would shuffle the halves before and after the
-    multiplication; sm_89 multiplies bf16 only as fma.
-    """
-    if _INTERPRETED:
-        bits = words.to(tl.uint32, bitcast=True)
-        first = _scaled_pair(bits, scale)
-        second = _scaled_pair((bits >> 3) | (bits << 29), scale)
-        third = _scaled_pair((bits >> 6) | (bits << 26), scale)
-        fourth = _scaled_pair((bits & 0x001B001B) * 0x1084, scale)
-        return first + second + third + fourth
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 pair, zero;
-            mov.b32 zero, 0x80008000;  // -0 twice
-            and.b32 pair, $8, 0x81C081C0;
-            fma.rn.bf16x2 pair, pair, $9, zero;
-            mov.b32 {$0, $1}, pair;
-            shf.r.wrap.b32 pair, $8, $8, 3;
-            and.b32 pair, pair, 0x81C081C0;
-            fma.rn.bf16x2 pair, pair, $9, zero;
-            mov.b32 {$2, $3}, pair;
-            shf.r.wrap.b32 pair, $8, $8, 6;
-            and.b32 pair, pair, 0x81C081C0;
-            fma.rn.bf16x2 pair, pair, $9, zero;
-            mov.b32 {$4, $5}, pair;
-            and.b32 pair, $8, 0x001B001B;
-            mul.lo.u32 pair, pair, 0x1084;
-            and.b32 pair, pair, 0x81C081C0;
-            fma.rn.bf16x2 pair, pair, $9, zero;
-            mov.b32 {$6, $7}, pair;
-        }""",
-        "=&h,=&h,=&h,=&h,=&h,=&h,=&h,=&h,r,r",
-        [words, scale],
-        dtype=(
-            tl.uint16,
-            tl.uint16,
-            tl.uint16,
-            tl.uint16,
-            tl.uint16,
-            tl.uint16,
-            tl.uint16,
-            tl.uint16,
-        ),
-        is_pure=True,
-        pack=1,
-    )
-
-
-@triton.jit
-def _scaled_pair(bits, scale):
-    """What one multiplication of `_decoded` computes: bf16 bits (u16) of the low and high half."""
-    placed = bits & 0x81C081C0
-    factor = scale.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    low = placed.to(tl.uint16).to(tl.bfloat16, bitcast=True) * factor
-    high = (placed >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True) * factor
-    return low.to(tl.uint16, bitcast=True), high.to(tl.uint16, bitcast=True)
-
-
-@triton.jit
-def _columns(low, high, ROWS: tl.constexpr, COUNT: tl.constexpr):
-    """Bits of even and odd columns u16 [ROWS, groups, 4] -> bf16 [ROWS, COUNT]."""
-    return tl.join(low, high).to(tl.bfloat16, bitcast=True).reshape(ROWS, COUNT)
-
-
-@triton.jit
-def _weights(
-    words,  # all words of a matrix
-    scales,  # and its scales
-    at,  # [BN, 1]: rows in one block of BK columns, see `_place`
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """One block of weight rows, as four bf16 [BN, BK/4]: a quarter of every group of columns."""
-    GROUPS: tl.constexpr = BK // 32
-    QUARTER: tl.constexpr = BK // 4
-    word = tl.load(words + (at * (BK // 8) + tl.arange(0, BK // 8)[None, :]))
-    scale = tl.load(scales + (at * GROUPS + tl.arange(0, GROUPS)[None, :])).to(tl.uint32)
-    scale = (scale * 0x00800080)[:, :, None].broadcast_to(BN, GROUPS, 4)
-    a, b, c, d, e, f, g, h = _decoded(word.reshape(BN, GROUPS, 4), scale)
-    return (
-        _columns(a, b, BN, QUARTER),
-        _columns(c, d, BN, QUARTER),
-        _columns(e, f, BN, QUARTER),
-        _columns(g, h, BN, QUARTER),
-    )
-
-
-@triton.jit
-def _quarter(rows, filled, block, QUARTER: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
-    """A quarter of every group of a block of columns of activation rows: bf16 [BM, BK/4].
-
-    rows: pointers [BM, 1]; filled: [BM, 1], which of them exist. Columns from K on are 0.
-    """
-    # An mma takes its operands in fours of columns: below 32 Triton would count columns twice.
-    tl.static_assert(BK >= 128)
-    i = tl.arange(0, BK // 4)[None, :]
-    column = block * BK + i // 8 * 32 + QUARTER * 8 + i % 8
-    if K % BK != 0:
-        filled = filled & (column < K)
-    return tl.load(rows + column, mask=filled, other=0.0)
-
-
-@triton.jit
-def _products(
-    rows,  # pointers [BM, 1] to activation rows
-    filled,  # [BM, 1]: which of them exist
-    words,
-    scales,
-    at,  # [BN, 1]: weight rows in their first block
-    K: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """f32 [BN, BM]: products over K columns, each of SPLITS parts summed apart."""
-    BLOCKS: tl.constexpr = (K + BK - 1) // BK
-    acc = tl.zeros((BN, BM), tl.float32)
-    total = acc
-    # One loop over all parts: the next part's weights are on their way when a part ends.
-    for block in range(BLOCKS):
-        w0, w1, w2, w3 = _weights(words, scales, at + block * TILE, BN, BK)
-        acc = tl.dot(w0, _quarter(rows, filled, block, 0, K, BK).T, acc)
-        acc = tl.dot(w1, _quarter(rows, filled, block, 1, K, BK).T, acc)
-        acc = tl.dot(w2, _quarter(rows, filled, block, 2, K, BK).T, acc)
-        acc = tl.dot(w3, _quarter(rows, filled, block, 3, K, BK).T, acc)
-        if SPLITS > 1:
-            ends = (block + 1) % (BLOCKS // SPLITS) == 0
-            total = tl.where(ends, total + acc, total)
-            acc = tl.where(ends, 0.0, acc)
-    return total if SPLITS > 1 else acc
-
-
-@triton.jit
-def _place(expert, row, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """Where row `row` of an expert's matrix of ROWS rows has its first block of columns."""
-    tile = expert.to(tl.int64) * (ROWS // TILE) + row // TILE
-    return (tile * BLOCKS * TILE + row % TILE)[:, None]
-
-
-@triton.jit
-def _add_1(total, parts, ROWS: tl.constexpr):
-    """total [ROWS] + parts [1, ROWS]; `_add_2`, `_add_4`, `_add_8` likewise, first to last."""
-    return total + parts.reshape(ROWS)
-
-
-@triton.jit
-def _add_2(total, parts, ROWS: tl.constexpr):
-    first, second = tl.split(parts.reshape(2, ROWS).permute(1, 0))
-    return total + first + second
-
-
-@triton.jit
-def _add_4(total, parts, ROWS: tl.constexpr):
-    first, second = tl.split(parts.reshape(2, 2, ROWS).permute(1, 2, 0))
-    return _add_2(_add_2(total, first, ROWS), second, ROWS)
-
-
-@triton.jit
-def _add_8(total, parts, ROWS: tl.constexpr):
-    first, second = tl.split(parts.reshape(2, 4, ROWS).permute(1, 2, 0))
-    return _add_4(_add_4(total, first, ROWS), second, ROWS)
-
-
-ADD_IN_ORDER = {1: _add_1, 2: _add_2, 4: _add_4}
 
 
 @triton.jit
@@ -272,9 +94,9 @@ def _gate_up_of_pair(
         PART: tl.constexpr = HIDDEN // SPLITS
         lane = tl.arange(0, SPLITS * ROWS)
         split = lane // ROWS
-        at = _place(expert, block * ROWS + lane % ROWS, 2 * WIDTH, BLOCKS)
+        at = place(expert, block * ROWS + lane % ROWS, 2 * WIDTH, BLOCKS)
         column = tl.arange(0, 8)  # of the mma
-        acc = _products(
+        acc = products(
             x + ((pair // TOPK).to(tl.int64) * HIDDEN + column * PART)[:, None],
             (column < SPLITS)[:, None],
             w13,
@@ -330,12 +152,12 @@ def _gate_up(
         ROWS: tl.constexpr = 2 * BI
         filled = (members >= 0)[:, None]
         row = tl.maximum(members, 0)[:, None]
-        total = _products(
+        total = products(
             x + (row // TOPK).to(tl.int64) * HIDDEN,
             filled,
             w13,
             s13,
-            _place(expert, block * ROWS + tl.arange(0, ROWS), 2 * WIDTH, (HIDDEN + BK - 1) // BK),
+            place(expert, block * ROWS + tl.arange(0, ROWS), 2 * WIDTH, (HIDDEN + BK - 1) // BK),
             HIDDEN,
             SPLITS,
             BM,
@@ -385,12 +207,12 @@ def _down_of_row(
             own = 2 * step + lane // BN
             # An odd last slot comes twice; the second time it has no column to count in.
             expert = tl.load(experts + row * TOPK + tl.minimum(own, TOPK - 1))
-            acc = _products(
+            acc = products(
                 rows,
                 filled,
                 w2,
                 s2,
-                _place(expert, block * BN + lane % BN, HIDDEN, BLOCKS),
+                place(expert, block * BN + lane % BN, HIDDEN, BLOCKS),
                 WIDTH,
                 1,
                 8,
@@ -399,7 +221,7 @@ def _down_of_row(
             )
             sums = tl.where(own[:, None] == slot[None, :], acc * weight[None, :], sums)
         parts = tl.sum(sums.reshape(2, BN, 8), 0)  # the other slot of two is zero
-        total = _add_8(total, parts.T, BN)
+        total = add_8(total, parts.T, BN)
     at_y = y + row.to(tl.int64) * HIDDEN + n
     if shared is not None:
         total += tl.load(shared + row.to(tl.int64) * HIDDEN + n).to(tl.float32)
@@ -437,12 +259,12 @@ def _down(
         filled = members >= 0
         row = tl.maximum(members, 0)
         column = block * BN + tl.arange(0, BN)
-        acc = _products(
+        acc = products(
             h + row.to(tl.int64)[:, None] * WIDTH,
             filled[:, None],
             w2,
             s2,
-            _place(expert, first_column + column, HIDDEN, (WIDTH + BK - 1) // BK),
+            place(expert, first_column + column, HIDDEN, (WIDTH + BK - 1) // BK),
             WIDTH,
             1,
             BM,

@@ -20,7 +20,7 @@ LARGEST_SCALE = 128  # E8M0 byte of 2.0
 SCALE_OFFSET = 126  # the decoded codes are 2^126 too small, and 2^126 * 2 is the largest bf16 power
 
 # Where each quarter's bits (m, e0, e1 of the magnitude, then the sign) lie in the half word of an
-# even column. `kernel._decoded` rotates right by 0, 3 and 6, so two signs wrap into the other half.
+# even column. `products._decoded` rotates right by 0, 3 and 6: two signs wrap to the other half.
 PLACES = ((6, 7, 8, 15), (9, 10, 11, 18), (12, 13, 14, 21), (4, 0, 1, 3))
 
 

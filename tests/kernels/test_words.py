@@ -1,4 +1,4 @@
-"""The words in which a GPU holds MXFP4 weights, decoded bit by bit as `kernel._decoded` does."""
+"""The words in which a GPU holds MXFP4 weights, decoded bit by bit as `products._decoded` does."""
 
 import pytest
 import torch
