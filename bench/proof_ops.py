@@ -2,7 +2,8 @@
 
     python -m dspark.bench.proof_ops [--json FILE] [--sm89] [--only linear experts]
 
-For every op and number of rows: the largest error against the fp64 reference on the CPU, whether
+For every op and number of rows: the largest error against the fp64 reference (on the CPU, for
+experts on the card), whether
 50 calls give the same bits, whether a row alone has the bits that it has in its batch, and the
 median microseconds inside a CUDA graph with inputs rotated through copies. Exit status 1 when a
 promise is broken or an op could not run.

@@ -30,8 +30,9 @@ from dspark.bench.tune import moe as moe_inputs
 from dspark.bench.tune.attention_inputs import SLOT_BYTES, Inputs, Shape, make
 from dspark.bench.tune.fp8_linear import MATRICES, random_weight
 from dspark.bench.tune.op import seeded
-from dspark.kernels import COMPILER_SETTINGS, sm89_on_sm90
+from dspark.kernels import sm89_on_sm90
 from dspark.kernels.attention import mla_sparse
+from dspark.kernels.dispatch import COMPILER_SETTINGS, settle_compiler
 from dspark.kernels.indexer import index_q, index_select
 from dspark.kernels.indexer.pages import PACKED_STRIDE
 from dspark.kernels.linear import act_quant, fp8_linear
@@ -276,6 +277,7 @@ def guarded(measure: Callable[[], float]) -> tuple[float | None, str | None]:
 @contextmanager
 def triton_as_it_comes() -> Iterator[None]:
     """Stock kernels are compiled as where we are not installed: contracted, and with wgmma."""
+    settle_compiler()
     ours = {name: os.environ.pop(name) for name in COMPILER_SETTINGS}
     try:
         yield

@@ -22,6 +22,7 @@ from dspark.target.sharding import check_tp
 ARCHITECTURE = "DeepseekV4ForCausalLM"
 MIN_POOL_TOKENS = 2 * PAGE_TOKENS
 ADA = (8, 9)
+LONGEST_BLOCK = 8  # drafts of a step: `compress.few_rows` of one row more, with a ring of 16
 ALLOW_ANY_GPU = "DSPARK_ALLOW_ANY_GPU"  # for tests on a GPU whose kernels are not tuned
 
 
@@ -279,6 +280,11 @@ def refuse_speculation(server_args, config: ModelConfig) -> None:
         )
     rows = server_args.speculative_num_draft_tokens
     wanted = depth or block
+    if wanted is not None and wanted > LONGEST_BLOCK:
+        raise UsageError(
+            f"A draft of {wanted} tokens a step is longer than the {LONGEST_BLOCK} that a verify "
+            "step can take back; set --speculative-dspark-block-size."
+        )
     if rows is not None and wanted is not None and rows != wanted + 1:
         raise UsageError(
             f"--speculative-num-draft-tokens {rows} must be the draft block plus one, "

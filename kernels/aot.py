@@ -26,8 +26,10 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
+from dspark.kernels.dispatch import settle_compiler
 from dspark.kernels.plan import AotEntry, aot_entries
 
+settle_compiler()
 TARGET = GPUTarget("cuda", 89, 32)
 MAX_SHARED_BYTES = 101_376  # per block on sm_89
 GOLDEN = Path(__file__).with_name("aot_resources.json")

@@ -65,10 +65,11 @@ def distinct_experts(rows: int) -> float:
     return EXPERTS * (1 - (1 - TOPK / EXPERTS) ** rows)
 
 
-def cases(regime: str, case_set: str) -> list[Case]:
+def cases(regime: str, least: int, case_set: str) -> list[Case]:
     return [
         Case(f"t{rows}", partial(build, rows), int(distinct_experts(rows) * EXPERT_BYTES))
         for rows in ROWS[regime][case_set]
+        if rows >= least
     ]
 
 
@@ -90,15 +91,17 @@ def check(rows: int) -> Check:
     return Check(f"t{rows} of 4 experts", run, expected, 5e-3)
 
 
-def op(kernel: str, regime: str, column: str, choices: list[int], rows: int) -> TunedOp:
-    """BK stays because it could regroup the sums, BM because it belongs to the regime."""
+def op(
+    kernel: str, regime: str, column: str, choices: list[int], rows: int, least: int = 1
+) -> TunedOp:
+    """BM stays because it belongs to the regime. rows: of the check; least: of the timed cases."""
     entry = f"{kernel}.{regime}"
     constants = dict(LAUNCH[entry].constexprs)
     del constants[column]
     return TunedOp(
         "moe",
         entry,
-        partial(cases, regime),
+        partial(cases, regime, least),
         grid([4, 8], [2, 3, 4], constants, **{column: choices}),
         (check(rows),),
         aot=rf"moe\.{kernel}\[{regime}\]",
@@ -109,7 +112,7 @@ def op(kernel: str, regime: str, column: str, choices: list[int], rows: int) -> 
 OPS = (
     op("down", "one", "BN", [16, 32, 64], 3),
     op("gate_up", "few", "BI", [8, 16, 32], 10),
-    op("down", "few", "BN", [32, 64, 128], 10),
+    op("down", "few", "BN", [32, 64, 128], 10, least=4),
     *(
         op(kernel, regime, column, choices, rows)
         for regime, rows in (("many", 40), ("prefill", 300))

@@ -12,7 +12,7 @@ import triton
 
 from dspark.bench.tune.attention_inputs import TOPK, WINDOW, Shape, make
 from dspark.bench.tune.op import Case, Check, Launch, TunedOp, grid, seeded
-from dspark.kernels.attention import kernel, mla_sparse, reference
+from dspark.kernels.attention import mla_sparse, reference
 from dspark.kernels.attention.kernel import LAUNCH, _prefill
 from dspark.kernels.qkv.pages import HEAD
 
@@ -70,11 +70,7 @@ def check() -> Check:
     inputs = make(Shape(2, 4, 70, 40, 2), torch.device("cpu"), 1, seed=3)
 
     def run(device: torch.device) -> torch.Tensor:
-        before, kernel.DECODE_ROWS = kernel.DECODE_ROWS, 0
-        try:
-            return mla_sparse(*inputs.to(device).arguments(0))
-        finally:
-            kernel.DECODE_ROWS = before
+        return mla_sparse(*inputs.to(device).arguments(0), few_rows=False)
 
     return Check("t2-h4-w70-e40", run, lambda: reference.mla_sparse(*inputs.arguments(0)), 5e-3)
 

@@ -18,7 +18,7 @@ def arrival_counters(device: torch.device) -> torch.Tensor:
     """Zeroed i32 counters of a device; every launch leaves them zero again.
 
     Launches that share them must be ordered, so ops of one process run on one stream. The first
-    call allocates: make it outside CUDA graph capture (preparing any weight does).
+    call allocates: make it outside CUDA graph capture (preparing any linear weight does).
     """
     return torch.zeros(CAPACITY, dtype=torch.int32, device=device)
 

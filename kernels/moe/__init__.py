@@ -29,7 +29,7 @@ def prepare_experts(
     w13: u8 [E, 2I, Hd/2] (`experts.*.w1` rows then `.w3` rows), s13: E8M0 u8 [E, 2I, Hd/32];
     w2: u8 [E, Hd, I/2], s2: E8M0 u8 [E, Hd, I/32]. int8 and float8_e8m0fnu views are accepted.
     Raises ValueError when the shapes disagree, when a scale byte is 255 (NaN) or above 2.0
-    (such a group would hold weights up to 12; trained ones stay far below, and bf16 could not hold
+    (such a group would hold weights up to 24; trained ones stay far below, and bf16 could not hold
     the factor that decodes them).
     """
     w13, s13, w2, s2 = (t.view(torch.uint8).contiguous() for t in (w13, s13, w2, s2))
@@ -52,7 +52,8 @@ def prepare_experts(
     if largest > LARGEST_SCALE:
         raise ValueError(f"An MXFP4 scale is 2^{largest - 127}; scales above 2 are not supported.")
     if w13.is_cuda:
-        return streamed(w13, s13, w2, s2)
+        served = use_triton(w13)
+        return streamed(w13, s13, w2, s2) if served else ExpertWeights(w13, s13, w2, s2, None, None)
     return ExpertWeights(w13, s13, w2, s2, dequantise_mxfp4(w13, s13), dequantise_mxfp4(w2, s2))
 
 

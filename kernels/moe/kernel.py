@@ -1,4 +1,5 @@
-"""Triton routing and MXFP4 experts: two launches for few rows, three for more.
+"""Triton routing and MXFP4 experts: two launches for few rows, three for more, and for prompts a
+sort and as many ranges of columns as the workspace asks for.
 
 `_gate_up` multiplies rows by w1 and w3 of their expert and applies SwiGLU; `_down` multiplies by
 w2 and scales by the routing weight; the slots of a row are added in ascending expert id.
@@ -187,6 +188,8 @@ def _down_of_row(
 ):
     """y = sum of weight * (h @ w2.T) over the slots, + shared; program = (BN columns, row).
 
+    A row has all of its experts or, when padded, none.
+
     The columns of the mma are the h of all slots; its rows are BN columns of two slots at a time,
     of which each counts in its own slot's column.
     """
@@ -205,7 +208,7 @@ def _down_of_row(
         sums = tl.zeros((2 * BN, 8), tl.float32)
         for step in range((TOPK + 1) // 2):
             own = 2 * step + lane // BN
-            # An odd last slot comes twice; the second time it has no column to count in.
+            # An odd last slot comes twice; the second time its column is zero.
             expert = tl.load(experts + row * TOPK + tl.minimum(own, TOPK - 1))
             acc = products(
                 rows,

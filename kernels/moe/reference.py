@@ -15,8 +15,9 @@ ROW_CHUNK = 256  # rows per fp64 temporary in prefill
 class ExpertWeights(NamedTuple):
     """Routed experts of one layer, one rank's slice of I.
 
-    On a CPU as in the checkpoint (low nibble = even column) and decoded once; on a GPU rearranged
-    into tiles [E, N/16, blocks, 16, ...] of words i32 and of scales u8 (`words.py`).
+    For the reference as in the checkpoint (low nibble = even column), on a CPU decoded once; for
+    the kernels rearranged into tiles [E, N/16, blocks, 16, ...] of words i32 and of scales u8
+    (`words.py`).
     """
 
     w13: torch.Tensor  # u8 [E, 2I, Hd/2]: gate rows then up rows
@@ -72,6 +73,8 @@ def route(logits, bias, tid2eid, token_ids, k, scale, renormalise=True):
 
 
 def moe_mxfp4(x, experts, route, limit, shared):
+    if experts.w13.ndim != 3:
+        raise ValueError("The reference cannot read experts that were rearranged for the kernels.")
     if x.shape[0] <= ROW_CHUNK:
         return _moe_rows(x, experts, route, limit, shared)
     parts = []

@@ -9,6 +9,8 @@ the four words of a group are what the four threads of a quad hold.
 Words and scales lie in tiles of 16 rows by 256 (or 128) columns.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -16,6 +18,7 @@ from dspark.kernels.moe.reference import SCALE_GROUP, ExpertWeights
 
 TILE_ROWS = 16  # of weights, as an mma takes them
 WORDS_OF_GROUP = 4
+PASS_BYTES = 4 << 20  # of packed weights rearranged at once
 LARGEST_SCALE = 128  # E8M0 byte of 2.0
 SCALE_OFFSET = 126  # the decoded codes are 2^126 too small, and 2^126 * 2 is the largest bf16 power
 
@@ -31,19 +34,41 @@ def streamed(
 
     w13 [E, 2I, Hd/2] with its gates and ups in turn by eight rows, w2 [E, Hd, I/2], both in tiles.
     """
-    w13, s13 = (gates_and_ups_in_turn(tensor) for tensor in (w13, s13))
-    words13, words2 = (
-        # Expert by expert: the codes pass through 32 bits each.
-        torch.stack([tiled(stream_words(expert), WORDS_OF_GROUP) for expert in packed])
-        for packed in (w13, w2)
+    scales13 = tiled(stream_scales(gates_and_ups_in_turn(s13)), 1)
+    scales2 = tiled(stream_scales(s2), 1)
+    words13 = tiled_words(w13, gates_and_ups_in_turn)
+    return ExpertWeights(words13, scales13, tiled_words(w2), scales2, None, None)
+
+
+def tiled_words(
+    packed: torch.Tensor, arrange: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows
+) -> torch.Tensor:
+    """u8 [E, N, K/2] -> words i32 in tiles, after `arrange` has ordered the rows of each expert.
+
+    A few experts at a time, because their codes pass through 32 bits: beside the input only the
+    result is ever whole.
+    """
+    count, rows, half = packed.shape
+    blocks, words = (
+        filled_columns(2 * half) // block_columns(2 * half),
+        block_columns(2 * half) // 8,
     )
-    scales13, scales2 = (tiled(stream_scales(scales), 1) for scales in (s13, s2))
-    return ExpertWeights(words13, scales13, words2, scales2, None, None)
+    shape = (count, rows // TILE_ROWS, blocks, TILE_ROWS, words)
+    result = torch.empty(shape, dtype=torch.int32, device=packed.device)
+    per_pass = max(1, PASS_BYTES // packed[0].numel())
+    for part, to in zip(packed.split(per_pass), result.split(per_pass), strict=True):
+        to.copy_(tiled(stream_words(arrange(part)), WORDS_OF_GROUP))
+    return result
 
 
 def block_columns(columns: int) -> int:
     """Columns of a tile; the last tile of a row is filled with zeros."""
     return 256 if columns % 256 == 0 else 128
+
+
+def filled_columns(columns: int) -> int:
+    """Columns of a row with its last tile filled."""
+    return -(-columns // block_columns(columns)) * block_columns(columns)
 
 
 def gates_and_ups_in_turn(rows: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from sglang.srt.server_args import ServerArgs
 
 from dspark import arguments
 from dspark.errors import UsageError
+from dspark.kernels.compress import few_rows
 from dspark.target.checkpoint import presets
 from dspark.target.config import ModelConfig
 
@@ -106,6 +107,21 @@ def test_refusals_name_the_flag_in_one_sentence(given, named):
 def test_contradictory_draft_lengths(given, named):
     with pytest.raises(UsageError, match=named):
         arguments.refuse(server_args(speculative_algorithm="DSPARK", **given), TINY)
+
+
+def test_a_block_longer_than_a_verify_step_can_take_back():
+    assert few_rows(arguments.LONGEST_BLOCK + 1, 16)
+    assert not few_rows(arguments.LONGEST_BLOCK + 2, 16)
+    for block, refused in ((arguments.LONGEST_BLOCK, False), (arguments.LONGEST_BLOCK + 1, True)):
+        config = dataclasses.replace(
+            TINY, dspark=dataclasses.replace(TINY.dspark, block_size=block)
+        )
+        given = server_args(speculative_algorithm="DSPARK")
+        if refused:
+            with pytest.raises(UsageError, match="longer than the 8 that a verify step"):
+                arguments.refuse(given, config)
+        else:
+            arguments.refuse(given, config)
 
 
 def test_draft_without_a_draft_in_the_checkpoint():

@@ -7,6 +7,7 @@ from weight_cases import assert_rows_invariant, generator, random_experts, rando
 
 from dspark.kernels.linear import swiglu
 from dspark.kernels.moe import Route, dequantise_mxfp4, moe_mxfp4, prepare_experts, route
+from dspark.kernels.moe.words import streamed
 
 LIMIT = 10.0
 
@@ -197,6 +198,9 @@ def test_row_chunks_do_not_change_rows():
 
 def test_bad_input_is_refused():
     experts = random_experts(4, 64, 32)
+    rearranged = streamed(*experts[:4])
+    with pytest.raises(ValueError, match="cannot read experts that were rearranged"):
+        moe_mxfp4(random_rows(1, 64), rearranged, random_route(1, 4, 2), LIMIT, None)
     bad = experts.s13.clone()
     bad[1, 2, 0] = 255
     with pytest.raises(ValueError, match="byte 255"):

@@ -149,6 +149,15 @@ def test_route(device, kind):
     torch.testing.assert_close(got.weights.cpu(), want.weights, rtol=3e-6, atol=0)
 
 
+def test_the_reference_on_a_gpu(device, experts, monkeypatch):
+    """`DSPARK_KERNELS=reference` from the start, which clears or blames the kernels."""
+    monkeypatch.setenv("DSPARK_KERNELS", "reference")
+    on_gpu = prepare_experts(*(t.to(device) for t in experts[:4]))
+    x, chosen = random_rows(6, HIDDEN), random_route(6, EXPERTS, TOPK)
+    got = moe_mxfp4(x.to(device), on_gpu, moved(chosen, device), LIMIT, None)
+    assert_close(got, reference.moe_mxfp4(x, experts, chosen, LIMIT, None))
+
+
 def test_sorted_tiles_match_the_cpu(device):
     chosen = torch.randint(-1, 16, (3000,), generator=generator(6)).int()
     for got, want in zip(

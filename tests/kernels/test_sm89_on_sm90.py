@@ -7,8 +7,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dspark.kernels import COMPILER_SETTINGS, sm89_on_sm90
+from dspark.kernels import sm89_on_sm90
 from dspark.kernels.aot import MAX_SHARED_BYTES
+from dspark.kernels.dispatch import COMPILER_SETTINGS
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -57,7 +58,9 @@ def test_shared_memory_beyond_ada_is_refused_although_hopper_has_it():
         compile_matmul(128, 6)
 
 
-def test_without_it_hopper_gets_its_own_code_but_no_other_mma(tmp_path):
+def test_without_it_hopper_gets_its_own_code_but_no_other_mma(tmp_path, monkeypatch):
+    for name, value in COMPILER_SETTINGS.items():
+        monkeypatch.setenv(name, value)
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path)
         ptx = compile_matmul(64, 2).asm["ptx"]
@@ -69,7 +72,7 @@ def test_without_it_hopper_gets_its_own_code_but_no_other_mma(tmp_path):
 def test_a_process_without_our_settings_would_use_wgmma(monkeypatch, tmp_path):
     """What the settings are for: if this fails, Triton no longer needs them."""
     for name in COMPILER_SETTINGS:
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(name, raising=False)
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path)
         assert "wgmma" in compile_matmul(64, 2).asm["ptx"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from weight_cases import generator
 
-from dspark.kernels.moe import dequantise_mxfp4, prepare_experts
+from dspark.kernels.moe import dequantise_mxfp4, prepare_experts, words
 from dspark.kernels.moe.words import (
     PLACES,
     SCALE_OFFSET,
@@ -36,8 +36,8 @@ def test_words_decode_to_the_weights():
     packed = torch.randint(0, 256, (3, 48), generator=generator(1), dtype=torch.uint8)
     want = dequantise_mxfp4(packed, torch.full((3, 3), 127, dtype=torch.uint8))
     got = torch.empty_like(want)
-    for row, words in enumerate(stream_words(packed).tolist()):
-        for at, word in enumerate(words):
+    for row, line in enumerate(stream_words(packed).tolist()):
+        for at, word in enumerate(line):
             group, i = divmod(at, 4)
             for quarter, pair in enumerate(pairs_of(word & 0xFFFFFFFF)):
                 for half in range(2):
@@ -70,6 +70,13 @@ def test_a_tile_has_eight_gates_and_eight_ups():
     order = gates_and_ups_in_turn(torch.arange(64).view(1, 64, 1)).flatten().tolist()
     assert order[:24] == [*range(8), *range(32, 40), *range(8, 16)]
     assert sorted(order) == list(range(64))
+
+
+def test_experts_are_rearranged_alone_as_together(monkeypatch):
+    packed = torch.randint(0, 256, (5, 32, 96), generator=generator(2), dtype=torch.uint8)
+    together = words.tiled_words(packed)
+    monkeypatch.setattr(words, "PASS_BYTES", 2 * 32 * 96)
+    assert torch.equal(words.tiled_words(packed), together)
 
 
 def test_the_sizes_survive_the_filling():

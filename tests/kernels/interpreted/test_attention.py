@@ -71,9 +71,9 @@ def test_short_prompts_have_the_bits_of_long_ones(monkeypatch):
     """A prompt of few rows, such as what the prefix cache leaves over, is a prompt all the same."""
     monkeypatch.setattr(kernel, "_run_decode", None)
     case = attention_case(3, 4, 70, 20, seed=7)
-    monkeypatch.setattr(kernel, "REPEATED_SLOTS", 0)
-    whole = case.run(few_rows=False)
-    monkeypatch.undo()
+    with monkeypatch.context() as long:
+        long.setattr(kernel, "REPEATED_SLOTS", 0)
+        whole = case.run(few_rows=False)
     for row in torch.arange(3).split(1):
         assert torch.equal(case.rows(row).run(few_rows=False), whole[row])
 

@@ -95,6 +95,19 @@ def test_padded_and_nan_rows_stay_alone(monkeypatch, few_pairs):
     assert got[2].isnan().all()
 
 
+def test_more_experts_a_row_than_an_mma_has_columns():
+    x, experts, route = case(2, count=12, k=10)
+    assert_close(
+        run(x, experts, route, 10.0, None), reference.moe_mxfp4(x, experts, route, 10.0, None)
+    )
+
+
+def test_no_rows():
+    x, experts, route = case(1)
+    none = reference.Route(route.weights[:0], route.experts[:0])
+    assert run(x[:0], experts, none, 10.0, None).shape == (0, 128)
+
+
 @pytest.mark.parametrize("few_pairs", [64, 0])
 def test_no_row_has_an_expert(monkeypatch, few_pairs):
     monkeypatch.setattr(kernel, "FEW_PAIRS", few_pairs)
