@@ -276,15 +276,18 @@ def _moe(prefix: str, parts: Parts, hashed: bool, config: ModelConfig) -> MoeWei
         gate=prepare_bf16(parts.take("ffn.gate.weight")),
         bias=None if hashed else parts.take("ffn.gate.bias"),
         tid2eid=_expert_ids(prefix, parts, config) if hashed else None,
-        experts=prepare_experts(
-            parts.take("experts.w13.weight"),
-            parts.take("experts.w13.scale"),
-            parts.take("experts.w2.weight"),
-            parts.take("experts.w2.scale"),
-        ),
+        experts=_experts(prefix, parts),
         shared_w13=_stacked_fp8(parts, [f"{shared}.w1", f"{shared}.w3"]),
         shared_w2=prepare_fp8(*_padded_fp8(parts, f"{shared}.w2")),
     )
+
+
+def _experts(prefix: str, parts: Parts) -> ExpertWeights:
+    names = ("w13.weight", "w13.scale", "w2.weight", "w2.scale")
+    try:
+        return prepare_experts(*(parts.take(f"experts.{name}") for name in names))
+    except ValueError as error:
+        raise CheckpointError(f"{prefix}ffn.experts: {error}") from None
 
 
 def _stacked_fp8(parts: Parts, modules: list[str]) -> Fp8Weight:

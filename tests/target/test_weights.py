@@ -371,6 +371,20 @@ def test_a_damaged_tensor_is_one_sentence_naming_it(copy, change, sentence):
     assert str(error.value).count("\n") == 0
 
 
+def test_an_expert_scale_that_the_kernels_cannot_hold_names_its_layer(copy):
+    def with_large_scale(scale):
+        raw = scale.view(torch.uint8).clone()
+        raw[0, 0] = 130
+        return raw.view(torch.float8_e8m0fnu)
+
+    name = "layers.2.ffn.experts.1.w2.scale"
+    rewrite(copy, name, replace(name, with_large_scale))
+    with pytest.raises(
+        CheckpointError, match=r"^layers\.2\.ffn\.experts: An MXFP4 scale is 2\^3; scales above 2"
+    ):
+        load_target(copy, TINY)
+
+
 def test_missing_and_extra_names_are_found_before_any_shard_is_opened(copy):
     edit_index(copy, lambda m: {n: s for n, s in m.items() if n != f"{VICTIM}.scale"})
     checkpoint = Checkpoint(copy)
