@@ -8,7 +8,6 @@ Hopper card. `dspark.bench.stock_ops` compares some of them with those of stock 
 
 import argparse
 import json
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -180,7 +179,7 @@ def main() -> None:
     parser.add_argument("--json", help="also write the figures here")
     options = parser.parse_args()
     if options.sm89:
-        sm89_on_sm90.install(tempfile.mkdtemp(prefix="sm89-"))
+        sm89_on_sm90.install()
 
     figures = []
     for requests in options.requests:

@@ -1,4 +1,4 @@
-"""One public op and what it is called with."""
+"""One public op and what it is called with, and what every record of ops begins with."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dspark.bench.graph_time import copies_for
+from dspark.bench import environment
+from dspark.bench.graph_time import copies_for, copy_bandwidth
+from dspark.kernels import sm89_on_sm90
 
 
 class OpCase(NamedTuple):
@@ -30,3 +32,22 @@ def problem_of(error: Exception) -> str:
     """One line for a record; the traceback is printed. One failing op must not lose the others."""
     traceback.print_exc()
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def begin_record(kind: str, sm89: bool) -> dict[str, Any]:
+    """The head of a record of ops on this card, whose copy bandwidth is measured and printed.
+
+    sm89: generate Ada code from now on, in this process.
+    """
+    if sm89:
+        sm89_on_sm90.install()
+    bandwidth = copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, {bandwidth / 1e12:.2f} TB/s copied")
+    return {
+        "schema": 1,
+        "kind": kind,
+        "environment": environment.describe(),
+        "sm89": sm89,
+        "copy_bandwidth": bandwidth,
+        "figures": [],
+    }

@@ -3,10 +3,9 @@
     python -m dspark.bench.proof_ops [--json FILE] [--sm89] [--only linear experts]
 
 For every op and number of rows: the largest error against the fp64 reference (on the CPU, for
-experts on the card), whether
-50 calls give the same bits, whether a row alone has the bits that it has in its batch, and the
-median microseconds inside a CUDA graph with inputs rotated through copies. Exit status 1 when a
-promise is broken or an op could not run.
+experts on the card), whether 50 calls give the same bits, whether a row alone has the bits that it
+has in its batch, and the median microseconds inside a CUDA graph with inputs rotated through
+copies. Exit status 1 when a promise is broken or an op could not run.
 
 The reference computes in fp64 from the op's own inputs. Its result is not rounded where the op
 rounds nothing but its result; elsewhere it rounds where the served arithmetic does.
@@ -15,7 +14,6 @@ rounds nothing but its result; elsewhere it rounds where the served arithmetic d
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,12 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dspark.bench import control_ops, environment, kv_ops, step_ops
-from dspark.bench.graph_time import Launch, copy_bandwidth, graph_time
-from dspark.bench.op_case import OpCase, problem_of
+from dspark.bench import control_ops, kv_ops, step_ops
+from dspark.bench.graph_time import Launch, graph_time
+from dspark.bench.op_case import OpCase, begin_record, problem_of
 from dspark.bench.table import accuracy, counted, number
 from dspark.bench.tune import moe as moe_inputs
-from dspark.kernels import sm89_on_sm90
 from dspark.kernels.accept import accept_greedy, accept_sampled
 from dspark.kernels.attention import mla_sparse
 from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
@@ -458,24 +455,11 @@ def main() -> int:
     parser.add_argument("--only", choices=FAMILIES, nargs="+", help="families to run")
     parser.add_argument("--sm89", action="store_true", help="Ada code generation on a Hopper card")
     options = parser.parse_args()
-    if options.sm89:
-        sm89_on_sm90.install(tempfile.mkdtemp(prefix="sm89-"))
     start = time.monotonic()
-    bandwidth = copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}, {bandwidth / 1e12:.2f} TB/s copied")
-    record: dict[str, Any] = {
-        "schema": 1,
-        "kind": "proof_ops",
-        "environment": environment.describe(),
-        "sm89": options.sm89,
-        "context": CONTEXT,
-        "runs": RUNS,
-        "tolerance": TOLERANCE,
-        "copy_bandwidth": bandwidth,
-        "figures": [],
-    }
+    record = begin_record("proof_ops", options.sm89)
+    record |= {"context": CONTEXT, "runs": RUNS, "tolerance": TOLERANCE}
     for name in options.only or FAMILIES:
-        record["figures"] += run_family(name, CUDA, bandwidth)
+        record["figures"] += run_family(name, CUDA, record["copy_bandwidth"])
         record["seconds"] = time.monotonic() - start
         if options.json:  # what was proven survives a later crash
             options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -11,7 +11,6 @@ clean-up. One that cannot be imported or run is reported as such; the others are
 import argparse
 import json
 import os
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,15 +21,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dspark.bench import environment
-from dspark.bench.graph_time import Launch, copies_for, copy_bandwidth, eager_time, graph_time
-from dspark.bench.op_case import problem_of
+from dspark.bench.graph_time import Launch, copies_for, eager_time, graph_time
+from dspark.bench.op_case import begin_record, problem_of
 from dspark.bench.table import counted
 from dspark.bench.tune import moe as moe_inputs
 from dspark.bench.tune.attention_inputs import SLOT_BYTES, Inputs, Shape, make
 from dspark.bench.tune.fp8_linear import MATRICES, random_weight
 from dspark.bench.tune.op import seeded
-from dspark.kernels import sm89_on_sm90
 from dspark.kernels.attention import mla_sparse
 from dspark.kernels.dispatch import COMPILER_SETTINGS, settle_compiler
 from dspark.kernels.indexer import index_q, index_select
@@ -327,18 +324,8 @@ def main() -> None:
     parser.add_argument("--only", choices=[*GROUPS, "step"], nargs="+", help="groups to run")
     parser.add_argument("--sm89", action="store_true", help="Ada code generation on a Hopper card")
     options = parser.parse_args()
-    if options.sm89:
-        sm89_on_sm90.install(tempfile.mkdtemp(prefix="sm89-"))
-    bandwidth = copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}, {bandwidth / 1e12:.2f} TB/s copied")
-    record: dict[str, Any] = {
-        "schema": 1,
-        "kind": "stock_ops",
-        "environment": environment.describe(),
-        "sm89": options.sm89,
-        "copy_bandwidth": bandwidth,
-        "figures": [],
-    }
+    record = begin_record("stock_ops", options.sm89)
+    bandwidth = record["copy_bandwidth"]
     for name, group in GROUPS.items():
         if options.only and name not in options.only:
             continue

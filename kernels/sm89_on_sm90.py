@@ -1,4 +1,4 @@
-"""Run sm_89 code generation on a Hopper GPU, for tests: `sm89_on_sm90.install(cache_dir)`.
+"""Run sm_89 code generation on a Hopper GPU, for tests: `sm89_on_sm90.install()`.
 
 Triton then lowers every kernel as for Ada (mma.sync and cp.async, no wgmma, no TMA) and writes
 `.target sm_89` PTX, which ptxas assembles for the device at hand. What such a run proves is that
@@ -6,6 +6,7 @@ the Ada instruction stream is right, deterministic and batch-invariant. It says 
 speed of an Ada card, its 72 MB L2 or its PCIe collectives.
 """
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from dspark.kernels.aot import MAX_SHARED_BYTES
 CAPABILITY = 89
 
 
-def install(cache_dir: str | Path) -> None:
+def install(cache_dir: str | Path | None = None) -> None:
     """Switch this process to sm_89 code generation; call it before the first kernel launch.
 
-    cache_dir: where compiled kernels go. It must be private to this mode, because Triton's cache
-    key does not see the change.
+    cache_dir: where compiled kernels go, by default a new folder. It must be private to this mode,
+    because Triton's cache key does not see the change.
     """
-    knobs.cache.dir = str(cache_dir)
+    knobs.cache.dir = str(cache_dir or tempfile.mkdtemp(prefix="sm89-"))
     knobs.runtime.override_arch = f"sm{CAPABILITY}"
     knobs.runtime.add_stages_inspection_hook = _emit_sm89
 

@@ -1,7 +1,6 @@
 """Set up every test process as `dspark serve` sets up its own: stand-ins before SGLang."""
 
 import os
-import tempfile
 
 import torch
 
@@ -16,4 +15,4 @@ if torch.cuda.is_available() and os.environ.get("DSPARK_TEST_SM89") == "1":
     from dspark.kernels import sm89_on_sm90
 
     # Before any kernel is compiled: a process that has code of both kinds mixes them up.
-    sm89_on_sm90.install(tempfile.mkdtemp(prefix="sm89-"))
+    sm89_on_sm90.install()

@@ -48,15 +48,15 @@ def _tile_of_pair(experts, pairs, pair, PAIRS: tl.constexpr, BM: tl.constexpr):
     expert = tl.load(experts + pair)
     same = tl.load(experts + lane, mask=lane < pairs, other=-1) == expert
     before = tl.sum((same & (lane < pair)).to(tl.int32))
-    place = tl.cumsum(same.to(tl.int32)) - 1 - before
-    here = same[None, :] & (place[None, :] == tl.arange(0, BM)[:, None])
+    nth = tl.cumsum(same.to(tl.int32)) - 1 - before
+    here = same[None, :] & (nth[None, :] == tl.arange(0, BM)[:, None])
     members = tl.max(tl.where(here, lane[None, :], -1), 1)
     return expert, members, (expert >= 0) & (before % BM == 0)
 
 
 @triton.jit
 def _tile_of_list(tiles, order, tile, BM: tl.constexpr):
-    """Prefill: tile number `tile` of the expert-sorted pair list; see `_sorted_tiles`."""
+    """Prefill: tile number `tile` of the expert-sorted pair list; see `sorted_tiles`."""
     expert = tl.load(tiles + 3 * tile)
     start = tl.load(tiles + 3 * tile + 1)
     end = tl.load(tiles + 3 * tile + 2)

@@ -49,11 +49,8 @@ def tiled_words(
     result is ever whole.
     """
     count, rows, half = packed.shape
-    blocks, words = (
-        filled_columns(2 * half) // block_columns(2 * half),
-        block_columns(2 * half) // 8,
-    )
-    shape = (count, rows // TILE_ROWS, blocks, TILE_ROWS, words)
+    block = block_columns(2 * half)
+    shape = (count, rows // TILE_ROWS, -(-2 * half // block), TILE_ROWS, block // 8)
     result = torch.empty(shape, dtype=torch.int32, device=packed.device)
     per_pass = max(1, PASS_BYTES // packed[0].numel())
     for part, to in zip(packed.split(per_pass), result.split(per_pass), strict=True):
@@ -64,11 +61,6 @@ def tiled_words(
 def block_columns(columns: int) -> int:
     """Columns of a tile; the last tile of a row is filled with zeros."""
     return 256 if columns % 256 == 0 else 128
-
-
-def filled_columns(columns: int) -> int:
-    """Columns of a row with its last tile filled."""
-    return -(-columns // block_columns(columns)) * block_columns(columns)
 
 
 def gates_and_ups_in_turn(rows: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """A server of another model in the same environment keeps its own Triton."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -26,7 +27,8 @@ def test_importing_the_plugin_leaves_the_compiler_alone():
 def test_the_first_op_on_a_gpu_settles_it(monkeypatch):
     for name in dispatch.COMPILER_SETTINGS:
         monkeypatch.setenv(name, "?")
-    dispatch.settle_compiler.cache_clear()
+    anew = functools.cache(dispatch.settle_compiler.__wrapped__)
+    monkeypatch.setattr(dispatch, "settle_compiler", anew)
     assert dispatch.use_triton(SimpleNamespace(is_cuda=True))
     assert {name: os.environ[name] for name in dispatch.COMPILER_SETTINGS} == (
         dispatch.COMPILER_SETTINGS
