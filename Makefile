@@ -46,7 +46,7 @@ types: setup typed
 		--config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 
 kernels: setup
-	$(RUN) -m dspark.kernels.aot --check
+	$(RUN) -m dspark.kernels.tooling.aot --check
 
 interpreted: setup
 	TRITON_INTERPRET=1 $(PYTEST) $(TWO_PROCESSES) -m "not deep" $(INTERPRETED)

@@ -16,13 +16,13 @@ import torch
 from dspark.bench.graph_time import graph_time
 from dspark.bench.op_case import OpCase, copies_on
 from dspark.bench.tune.op import seeded
-from dspark.kernels import sm89_on_sm90
 from dspark.kernels.accept import accept_greedy, accept_sampled
 from dspark.kernels.draft import confidence, markov_block
 from dspark.kernels.linear import prepare_bf16
 from dspark.kernels.schedule import schedule
 from dspark.kernels.state import c128_rollback, clear_pages, clear_slots
 from dspark.kernels.step import draft_meta, empty_draft_meta, empty_step_meta, step_meta
+from dspark.kernels.tooling import sm89_on_sm90
 
 GAMMA, V, VOCAB, SHARD, RANK, HIDDEN = 5, 6, 129_280, 16_160, 256, 4096
 PAGE, RING_C4, RING_C128, C4_LAYERS, C128_LAYERS = 256, 16, 136, 21, 20

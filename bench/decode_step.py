@@ -19,12 +19,12 @@ from torch.autograd import DeviceType
 
 from dspark.bench.environment import describe
 from dspark.bench.graph_time import median_time
+from dspark.bench.local_target import LocalTarget
 from dspark.kernels.compress import few_rows
-from dspark.kernels.launches import count_launches
 from dspark.kernels.step import step_meta
+from dspark.kernels.tooling.launch_counts import count_launches
 from dspark.target.caches import C128_PER_PAGE, PAGE_TOKENS
 from dspark.target.config import ModelConfig
-from dspark.target.local import LocalTarget
 from dspark.target.model import embed_streams, logits, run_layers
 from dspark.target.weights import TargetWeights, load_target
 

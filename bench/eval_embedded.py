@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dspark import embedded, sts
+from dspark import embedded
 from dspark.bench.environment import describe
-from dspark.local_server import LocalServer, ServerFailed
-from dspark.sps import TableError
+from dspark.commands.local_server import LocalServer, ServerFailed
+from dspark.speculation import calibration
+from dspark.speculation.step_cost import TableError
 
 TEMPERATURES = (0.0, 1.0)
 CONCURRENT = 4
@@ -42,10 +43,10 @@ def survival(logits: torch.Tensor, temperatures: tuple[float, ...]) -> torch.Ten
 
 def reliability(predicted: torch.Tensor, happened: torch.Tensor) -> list[Bin]:
     """Non-empty bins in ascending order. predicted: f64 [n] in [0, 1]; happened: bool [n]."""
-    index = (predicted * sts.BINS).long().clamp(max=sts.BINS - 1)
+    index = (predicted * calibration.BINS).long().clamp(max=calibration.BINS - 1)
     return [
         Bin(float(predicted[here].mean()), float(happened[here].double().mean()), int(here.sum()))
-        for b in range(sts.BINS)
+        for b in range(calibration.BINS)
         if (here := index == b).any()
     ]
 
@@ -60,7 +61,9 @@ def chance_error(predicted: torch.Tensor, draws: int = 50) -> float:
     """Calibration error that a perfect prediction shows on average with so few blocks."""
     generator = torch.Generator().manual_seed(0)
     outcomes = (torch.bernoulli(predicted, generator=generator) > 0 for _ in range(draws))
-    return sum(sts.expected_calibration_error(predicted, drawn) for drawn in outcomes) / draws
+    return (
+        sum(calibration.expected_calibration_error(predicted, drawn) for drawn in outcomes) / draws
+    )
 
 
 def summarise(
@@ -73,7 +76,8 @@ def summarise(
 
     def errors(predicted: torch.Tensor) -> list[float]:
         return [
-            sts.expected_calibration_error(predicted[:, k], happened[:, k]) for k in range(gamma)
+            calibration.expected_calibration_error(predicted[:, k], happened[:, k])
+            for k in range(gamma)
         ]
 
     return {
@@ -109,7 +113,7 @@ def evaluate(server: LocalServer, samples: Path, tokens: int, temperatures: tupl
                 }
                 server.request("/generate", body)
             name = f"{kind}, T={temperature:.0f}"
-            figures[name] = summarise(*sts.read_samples(samples), temperatures)
+            figures[name] = summarise(*calibration.read_samples(samples), temperatures)
             print(name, f"{figures[name]['accepted_length']:.2f} tokens a step", flush=True)
     return figures
 
@@ -120,12 +124,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=192, help="new tokens per prompt")
     arguments = parser.parse_args(argv)
     try:
-        calibration = sts.load(embedded.calibration(), gamma=5)
+        fitted = calibration.load(embedded.calibration(), gamma=5)
         with tempfile.TemporaryDirectory() as folder:
             samples = Path(folder) / "samples.jsonl"
             environment = {"DSPARK_SAMPLES": str(samples)}
             with LocalServer(embedded.checkpoint(), FLAGS, environment) as server:
-                figures = evaluate(server, samples, arguments.tokens, calibration.temperatures)
+                figures = evaluate(server, samples, arguments.tokens, fitted.temperatures)
     except (ServerFailed, TableError, OSError) as error:
         print(f"eval_embedded: {error}", file=sys.stderr)
         return 1
@@ -133,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
         "environment": describe(FLAGS),
         "tokens_per_prompt": arguments.tokens,
         "prompts": {kind: len(texts) for kind, texts in embedded.held_out().items()},
-        "calibration": calibration.temperatures,
+        "calibration": fitted.temperatures,
         "figures": figures,
     }
     arguments.output.write_text(json.dumps(record, indent=1) + "\n")

@@ -34,7 +34,7 @@ from dspark.bench.measure import (
 from dspark.bench.pair import DSPARK_FLAGS
 from dspark.bench.prompts import PromptError
 from dspark.bench.serve import print_inputs
-from dspark.local_server import ServerFailed
+from dspark.commands.local_server import ServerFailed
 
 ORDERS = ("forward", "reverse")
 

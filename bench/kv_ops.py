@@ -19,11 +19,11 @@ from dspark.bench.tune.attention_inputs import SLOT_BYTES, random_pool
 from dspark.bench.tune.op import seeded
 from dspark.kernels.attention import kernel as attention_kernel
 from dspark.kernels.attention import mla_sparse
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
 from dspark.kernels.indexer import index_logits, index_q, index_select
 from dspark.kernels.indexer import kernel as indexer_kernel
 from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, WIDTH
-from dspark.kernels.plan import LaunchConfig
 from dspark.kernels.qkv import page_stride, q_kv_prepare
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from dspark.bench.client import Trace, complete
-from dspark.local_server import IDLE_S
+from dspark.commands.local_server import IDLE_S
 
 SAMPLE_S = 0.25
 

@@ -16,7 +16,7 @@ from dspark.bench.client import APIS
 from dspark.bench.load import Load, Target, run_load, server_info
 from dspark.bench.prompts import SETS, PromptSet, Tokenizer, load_tokenizer, make_prompts
 from dspark.bench.throughput import Figures, summarise
-from dspark.local_server import LocalServer
+from dspark.commands.local_server import LocalServer
 
 WARM_UP_TOKENS = 16
 # SGLang updates its own throughput figure once in so many steps; its default of 40 is coarse.

@@ -8,7 +8,7 @@ import torch
 
 from dspark.bench import environment
 from dspark.bench.graph_time import copies_for, copy_bandwidth
-from dspark.kernels import sm89_on_sm90
+from dspark.kernels.tooling import sm89_on_sm90
 
 
 class OpCase(NamedTuple):

@@ -40,7 +40,7 @@ from dspark.bench.prompts import PromptError
 from dspark.bench.serve import print_inputs, print_levels
 from dspark.bench.throughput import THROUGHPUTS, Figures
 from dspark.bench.tune.schedule import balanced_orders
-from dspark.local_server import ServerFailed
+from dspark.commands.local_server import ServerFailed
 
 ARMS = ("A", "B")
 DSPARK_FLAGS = "--speculative-algorithm dspark"

@@ -35,7 +35,7 @@ from dspark.bench.measure import (
 from dspark.bench.prompts import PromptError, PromptSet
 from dspark.bench.table import number, table
 from dspark.bench.throughput import THROUGHPUTS, Figures, scaling
-from dspark.local_server import ServerFailed
+from dspark.commands.local_server import ServerFailed
 
 # Settings of a running server that a reader needs to repeat the run.
 RECORDED = (

@@ -29,7 +29,7 @@ from dspark.bench.tune.attention_inputs import SLOT_BYTES, Inputs, Shape, make
 from dspark.bench.tune.fp8_linear import MATRICES, random_weight
 from dspark.bench.tune.op import seeded
 from dspark.kernels.attention import mla_sparse
-from dspark.kernels.dispatch import COMPILER_SETTINGS, settle_compiler
+from dspark.kernels.common.dispatch import COMPILER_SETTINGS, settle_compiler
 from dspark.kernels.indexer import index_q, index_select
 from dspark.kernels.indexer.pages import PACKED_STRIDE
 from dspark.kernels.linear import act_quant, fp8_linear

@@ -13,21 +13,21 @@ from dspark.standins import install_if_cpu
 install_if_cpu()
 
 COMMANDS = {
-    "serve": ("dspark.launch:main", "start the SGLang server; takes every launch_server flag"),
+    "serve": ("dspark.host.launch:main", "start the SGLang server; takes every launch_server flag"),
     "make-checkpoint": (
         "dspark.target.checkpoint.make:main",
         "write a small checkpoint in the official format",
     ),
     "fit-confidence": (
-        "dspark.fit_confidence:main",
+        "dspark.commands.fit_confidence:main",
         "calibrate the draft's confidence on what a server has verified",
     ),
     "profile-steps": (
-        "dspark.profile_steps:main",
+        "dspark.commands.profile_steps:main",
         "measure what a step costs by the rows it verifies",
     ),
     "demo": (
-        "dspark.demo:main",
+        "dspark.commands.demo:main",
         "serve a small model on this machine and stream a few completions",
     ),
     "bench": ("dspark.bench.cli:main", "measure servers and kernels, compare outputs"),

@@ -1,6 +1,7 @@
 """The DeepSeek-V4 target model in plain PyTorch: token ids and step metadata in, hidden rows out.
 
-It knows nothing of SGLang. `dspark.models.target` wraps it for the server, tests call it directly.
+It knows nothing of SGLang. `dspark.host.models.target` wraps it for the server, tests call it
+directly.
 """
 
 from typing import NamedTuple

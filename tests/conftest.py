@@ -12,7 +12,7 @@ from dspark.standins import install_if_cpu
 install_if_cpu()
 
 if torch.cuda.is_available() and os.environ.get("DSPARK_TEST_SM89") == "1":
-    from dspark.kernels import sm89_on_sm90
+    from dspark.kernels.tooling import sm89_on_sm90
 
     # Before any kernel is compiled: a process that has code of both kinds mixes them up.
     sm89_on_sm90.install()

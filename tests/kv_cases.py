@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from dspark.kernels.attention import mla_sparse, reference
-from dspark.kernels.fp8 import to_e4m3
+from dspark.kernels.common.fp8 import to_e4m3
 from dspark.kernels.indexer import IndexQuery
 from dspark.kernels.indexer import reference as index_reference
 from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, store_index

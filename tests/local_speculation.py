@@ -2,13 +2,13 @@
 
 import torch
 
-from dspark.draft_model import block_ids, inject, run_block
+from dspark.bench.local_target import LocalTarget, Rows
 from dspark.kernels.draft import markov_block
 from dspark.kernels.qkv.pages import page_stride
 from dspark.kernels.step import draft_meta
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.local import LocalTarget, Rows
+from dspark.target.draft import block_ids, inject, run_block
 from dspark.target.rope import rope_table
 from dspark.target.weights import load_draft, load_target
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from dspark import sts
 from dspark.bench.train_embedded import config as presets
 from dspark.bench.train_embedded import train_draft, train_target
 from dspark.bench.train_embedded.data import Corpus, load_corpus
 from dspark.bench.train_embedded.evaluate import calibrate, completions, evaluate
 from dspark.bench.train_embedded.session import Budget, pick_device
 from dspark.bench.train_embedded.store import Log, load_masters, save_blocks, save_masters
+from dspark.speculation import calibration
 from dspark.target.config import ModelConfig
 
 TINY_STEPS = 3
@@ -93,7 +93,7 @@ class Run:
         text = json.dumps(report, indent=1)
         (self.out / "acceptance.json").write_text(text + "\n")
         save_blocks(self.out / "blocks.safetensors", measured)
-        sts.save(calibrate(measured), self.out / "confidence.json")
+        calibration.save(calibrate(measured), self.out / "confidence.json")
         print(text, flush=True)
 
     def corpus_phase(self) -> None:

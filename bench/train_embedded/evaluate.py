@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from dspark import sts
 from dspark.bench.train_embedded.acceptance import Blocks, measure, summarise
 from dspark.bench.train_embedded.attention import build_ropes
 from dspark.bench.train_embedded.config import dspark_of
@@ -16,6 +15,7 @@ from dspark.bench.train_embedded.linear import Numerics
 from dspark.bench.train_embedded.parameters import prepare
 from dspark.bench.train_embedded.session import step_generator
 from dspark.bench.train_embedded.train_draft import observe
+from dspark.speculation import calibration
 from dspark.target.config import ModelConfig
 
 Weights = dict[str, torch.Tensor]
@@ -64,7 +64,7 @@ def evaluate(
             )  # fmt: skip
             measured[f"{name} T={temperature:.0f}"] = blocks
             half = len(blocks.accepted) // 2
-            fitted = sts.fit(blocks.confidence[:half], blocks.accepted[:half], name)
+            fitted = calibration.fit(blocks.confidence[:half], blocks.accepted[:half], name)
             report[f"{name} T={temperature:.0f}"] = summarise(blocks)._asdict() | {
                 "temperatures": fitted.temperatures,
                 "ece": calibration_errors(
@@ -79,7 +79,7 @@ def evaluate(
     return report, measured
 
 
-def calibrate(measured: dict[str, Blocks]) -> sts.Calibration:
+def calibrate(measured: dict[str, Blocks]) -> calibration.Calibration:
     """STS for a mixture of all texts and temperatures: fitted on every second block of each.
 
     Its errors are those of the other blocks.
@@ -88,7 +88,7 @@ def calibrate(measured: dict[str, Blocks]) -> sts.Calibration:
         [torch.cat([getattr(b, field)[half::2] for b in measured.values()]) for half in (0, 1)]
         for field in ("confidence", "accepted")
     )
-    fitted = sts.fit(logits[0], accepted[0], " + ".join(measured))
+    fitted = calibration.fit(logits[0], accepted[0], " + ".join(measured))
     plain = (1.0,) * len(fitted.temperatures)
     return fitted._replace(
         ece_before=tuple(calibration_errors(logits[1], accepted[1], plain)),
@@ -103,7 +103,8 @@ def calibration_errors(
     chance = torch.sigmoid(logits.double() / torch.tensor(temperatures, dtype=torch.float64))
     survival = chance.cumprod(1)
     return [
-        sts.expected_calibration_error(survival[:, k], accepted > k) for k in range(logits.shape[1])
+        calibration.expected_calibration_error(survival[:, k], accepted > k)
+        for k in range(logits.shape[1])
     ]
 
 

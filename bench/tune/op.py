@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dspark.kernels.plan import LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 
 CASE_SETS = ("smoke", "representative", "exhaustive")
 Launch = Callable[[int], torch.Tensor]  # copy of the inputs -> output

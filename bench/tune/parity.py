@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from dspark.bench.tune.op import Check, TunedOp, config_id, config_json, configured, ops_of
-from dspark.kernels.plan import LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 
 Outputs = Mapping[str, torch.Tensor]  # check or case -> output
 
@@ -90,9 +90,9 @@ def parity_interpreted(
 
 
 def main(module: str, name: str) -> None:
-    from dspark.kernels import interp
+    from dspark.kernels.tooling import interpreter
 
-    interp.install()
+    interpreter.install()
     op = next(op for op in ops_of(module) if op.name == name)
     configs = [LaunchConfig(**config) for config in json.load(sys.stdin)]
     found = parity_here(op, configs, torch.device("cpu"))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dspark.bench.tune.op import TunedOp, config_id
-from dspark.kernels import aot
-from dspark.kernels.plan import AotEntry, LaunchConfig, aot_entries
+from dspark.kernels.common.launch_table import AotEntry, LaunchConfig, aot_entries
+from dspark.kernels.tooling import aot
 
 
 class Fit(NamedTuple):

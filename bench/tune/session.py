@@ -26,8 +26,8 @@ from dspark.bench.tune.parity import (
 )
 from dspark.bench.tune.resources import Fit, fits
 from dspark.bench.tune.schedule import balanced_orders, generator
-from dspark.kernels import plan
-from dspark.kernels.plan import LaunchConfig
+from dspark.kernels.common import launch_table
+from dspark.kernels.common.launch_table import LaunchConfig
 
 CONTROL = "control"  # candidate 0: the incumbent against itself
 CLOCK_DROP = 0.03
@@ -305,7 +305,7 @@ class Session:
             "op": self.op.name,
             "gpu": self.env["gpu"],
             "sm": self.env["sm"],
-            "source_sha256": plan.source_sha256(self.op.family),
+            "source_sha256": launch_table.source_sha256(self.op.family),
             "config": config_json(winner.config),
             "replaces": config_id(self.op.incumbent()),
             "geomean": result.geomean,

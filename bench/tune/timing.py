@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from dspark.bench.tune.op import Case, Launch, TunedOp, configured
-from dspark.kernels.plan import LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 
 CHAIN = 128  # launches a graph holds at least, so that the gap between replays does not count
 MOST_COPIES, FEW_COPIES = 512, 16

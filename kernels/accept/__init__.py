@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dspark.kernels.collective import Group
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.dispatch import use_triton
 
 
 class Accept(NamedTuple):
@@ -91,7 +91,7 @@ def accept_sampled(
     prefix; by the chain rule the joint law of the run is the target's. A run cut by verify_len
     draws from p and forgets the untested draft, which is exact because verify_len was fixed
     without looking at the test. u, the residual draw and the proposals come from streams that
-    share no number (`dspark.kernels.rng`).
+    share no number (`dspark.kernels.common.rng`).
 
     A deterministic proposal (`draft_logits` None) is q = 1 at the draft: accepted with
     probability p(y), residual p without y. Greedy rows behave as in `accept_greedy`. If the

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dspark.kernels.accept import Accept
 from dspark.kernels.collective import Group, gather
-from dspark.kernels.collective.argmax_kernel import NOTHING, pack, token_of
-from dspark.kernels.plan import AotEntry, LaunchConfig
-from dspark.kernels.rng.kernel import ACCEPT, RESAMPLE, exponential, stream, uniform
+from dspark.kernels.common.argmax_kernel import NOTHING, pack, token_of
+from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.rng_kernel import ACCEPT, RESAMPLE, exponential, stream, uniform
 
 LAUNCH = {
     "row_best": LaunchConfig(4, 1, {"BLOCK": 1024}),

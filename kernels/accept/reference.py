@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from dspark.kernels import rng
 from dspark.kernels.accept import Accept
 from dspark.kernels.collective import Group, tp_argmax
-from dspark.kernels.collective.argmax import NOTHING, pack_argmax, token_of
+from dspark.kernels.common import rng
+from dspark.kernels.common.argmax import NOTHING, pack_argmax, token_of
 
 
 def accept_greedy(

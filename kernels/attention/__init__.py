@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.dispatch import use_triton
 from dspark.kernels.qkv.pages import HEAD
 
 __all__ = ["mla_sparse"]

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.plan import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
 from dspark.kernels.qkv.kernel import pool_views, rotate
 from dspark.kernels.qkv.pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES
 

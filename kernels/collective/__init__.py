@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.dispatch import use_triton
 
 Group = dist.ProcessGroup | None
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.plan import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
 
 LAUNCH = {"ordered_sum": LaunchConfig(4, 1, {"BLOCK": 1024})}
 

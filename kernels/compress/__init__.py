@@ -12,8 +12,8 @@ window's first token and stored. Windows (model section "compressor"):
 import torch
 from torch import Tensor
 
+from dspark.kernels.common.dispatch import use_triton
 from dspark.kernels.compress.stream import C4Stream
-from dspark.kernels.dispatch import use_triton
 
 __all__ = ["C4Stream", "c4_compress", "c4_compress_pair", "c128_compress", "few_rows"]
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dspark.kernels.collective import Group
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.dispatch import use_triton
 from dspark.kernels.linear import Bf16Weight
 
 

@@ -12,11 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from dspark.kernels.collective import Group, gather
-from dspark.kernels.collective.argmax_kernel import NOTHING, pack, token_of
+from dspark.kernels.common.argmax_kernel import NOTHING, pack, token_of
+from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.rng_kernel import DRAFT, exponential, stream
 from dspark.kernels.draft import Confidence, MarkovBlock
 from dspark.kernels.linear import Bf16Weight
-from dspark.kernels.plan import AotEntry, LaunchConfig
-from dspark.kernels.rng.kernel import DRAFT, exponential, stream
 
 LAUNCH = {
     "markov_step": LaunchConfig(4, 2, {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_P": 64}),

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from dspark.kernels import rng
 from dspark.kernels.collective import Group, tp_argmax
-from dspark.kernels.collective.argmax import pack_argmax, token_of
+from dspark.kernels.common import rng
+from dspark.kernels.common.argmax import pack_argmax, token_of
 from dspark.kernels.draft import Confidence, MarkovBlock
 from dspark.kernels.linear import Bf16Weight
 from dspark.kernels.linear.reference import bf16_linear

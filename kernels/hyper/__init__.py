@@ -6,7 +6,7 @@ four. Streams are [T, 4, Hd] in bf16 (served) or f32 (oracle, CPU only).
 
 import torch
 
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.dispatch import use_triton
 from dspark.kernels.hyper import kernel, reference
 from dspark.kernels.hyper.reference import STREAMS, HyperWeight, MhcPre
 

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
 from dspark.kernels.hyper.reference import STREAMS, MhcPre
-from dspark.kernels.plan import AotEntry, LaunchConfig
 
 LAUNCH = {
     "project.decode": LaunchConfig(4, 1, {"BM": 2}),

@@ -7,7 +7,7 @@ orthonormal Hadamard rotation (served) or unrounded f32 (oracle).
 
 from torch import Tensor
 
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.dispatch import use_triton
 from dspark.kernels.indexer import reference
 from dspark.kernels.indexer.pages import WIDTH
 from dspark.kernels.indexer.types import IndexQuery, TopK

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.fp8 import to_e4m3
+from dspark.kernels.common.fp8 import to_e4m3
+from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
 from dspark.kernels.indexer.pages import KEYS, WIDTH
 from dspark.kernels.indexer.types import IndexQuery, TopK
-from dspark.kernels.plan import AotEntry, LaunchConfig
 from dspark.kernels.qkv.kernel import rotate
 from dspark.kernels.qkv.pages import AMAX_FLOOR, FP8_MAX
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.arrivals import arrival_counters
+from dspark.kernels.common.dispatch import use_triton
 from dspark.kernels.linear import kernel, reference
-from dspark.kernels.linear.arrivals import arrival_counters
 from dspark.kernels.linear.reference import (
     GROUP,
     Bf16Weight,

@@ -6,7 +6,7 @@ f32 activation runs the oracle without intermediate rounding (CPU only).
 
 import torch
 
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.dispatch import use_triton
 from dspark.kernels.moe import kernel, reference
 from dspark.kernels.moe.reference import SCALE_GROUP, ExpertWeights, Route, dequantise_mxfp4
 from dspark.kernels.moe.words import LARGEST_SCALE, streamed

@@ -7,7 +7,7 @@ right before the mma. Whatever the tile, the same products are added in the same
 import triton
 import triton.language as tl
 
-from dspark.kernels.dispatch import INTERPRETED
+from dspark.kernels.common.dispatch import INTERPRETED
 from dspark.kernels.moe.words import TILE_ROWS
 
 _INTERPRETED = tl.constexpr(INTERPRETED)

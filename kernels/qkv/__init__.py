@@ -7,7 +7,7 @@ RoPE rotates interleaved pairs (2i, 2i+1) of the LAST 64 of 512 dims. `cos_sin` 
 import torch
 from torch import Tensor
 
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.dispatch import use_triton
 from dspark.kernels.qkv import reference
 from dspark.kernels.qkv.pages import HEAD, ROPE, load_slots, page_stride, store_slots
 

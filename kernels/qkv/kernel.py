@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.fp8 import to_e4m3
-from dspark.kernels.plan import AotEntry, LaunchConfig
+from dspark.kernels.common.fp8 import to_e4m3
+from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
 from dspark.kernels.qkv.pages import AMAX_FLOOR, DATA_BYTES, FP8_MAX, HEAD, NOPE, SCALE_BYTES
 
 LAUNCH = {

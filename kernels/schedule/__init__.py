@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.dispatch import use_triton
 
 
 def schedule(

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.plan import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
 
 LAUNCH = {"schedule": LaunchConfig(1, 1, {"BLOCK_R": 32})}
 

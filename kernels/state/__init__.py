@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.kernels.dispatch import use_triton
+from dspark.kernels.common.dispatch import use_triton
 
 MAX_POOLS_A_CALL = 2  # C4 attention and C4 indexer live and die with the same page
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.plan import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
 from dspark.kernels.step import DraftMeta, StepMeta, empty_draft_meta, empty_step_meta
 
 LAUNCH = {

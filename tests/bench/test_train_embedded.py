@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dspark import sts
+from dspark.bench.local_target import LocalTarget, Rows
 from dspark.bench.train_embedded import config as presets
 from dspark.bench.train_embedded.__main__ import main
 from dspark.bench.train_embedded.acceptance import Blocks, _walk
@@ -23,14 +23,14 @@ from dspark.bench.train_embedded.parameters import init_draft, init_target, prep
 from dspark.bench.train_embedded.quantise import fp8_rows, fp8_weight, mxfp4_weight
 from dspark.bench.train_embedded.sinkhorn import sinkhorn
 from dspark.bench.train_embedded.target import logits, run_target
-from dspark.draft_model import block_ids, inject, run_block
 from dspark.kernels.linear.reference import dequantise_fp8
 from dspark.kernels.moe.reference import dequantise_mxfp4
 from dspark.kernels.step import draft_meta
+from dspark.speculation import calibration
 from dspark.target.caches import LayerCaches
 from dspark.target.checkpoint.formats import encode_fp8, encode_mxfp4
 from dspark.target.config import ModelConfig
-from dspark.target.local import LocalTarget, Rows
+from dspark.target.draft import block_ids, inject, run_block
 from dspark.target.weights import load_draft, load_target
 
 LENGTH = 256
@@ -247,7 +247,7 @@ def test_every_phase_runs_and_resumes(tmp_path):
     assert main(["all", *arguments]) == 0
     report = json.loads((tmp_path / "out/acceptance.json").read_text())
     assert {"heldout_code T=0", "heldout_prose T=1"} <= set(report)
-    assert len(sts.load(tmp_path / "out/confidence.json", gamma=5).ece_after) == 5
+    assert len(calibration.load(tmp_path / "out/confidence.json", gamma=5).ece_after) == 5
     lines = [json.loads(line) for line in (tmp_path / "out/log.jsonl").read_text().splitlines()]
     assert any(line.get("done") and line["step"] == 3 for line in lines)
     before = (tmp_path / "out/draft-0.safetensors").read_bytes()

@@ -13,8 +13,8 @@ from dspark.bench.tune.op import Case, Check, TunedOp, config_id, configured, gr
 from dspark.bench.tune.parity import compare, parity_interpreted, same_bits
 from dspark.bench.tune.resources import Fit, entries_of, with_config
 from dspark.bench.tune.runner import choose, parse, run_module
-from dspark.kernels import plan
-from dspark.kernels.plan import LaunchConfig
+from dspark.kernels.common import launch_table
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.schedule import kernel as schedule_kernel
 
 PROGRAM = "dspark.bench.tune.dspark_schedule"
@@ -94,7 +94,7 @@ def test_a_confirmed_winner_is_written_and_loadable(tune, tmp_path, monkeypatch)
     assert "200000 B" in found[config_id(FAT)]["reject_reason"]
     assert found[config_id(FAT)]["parity"] is None
     monkeypatch.setattr(schedule_kernel, "LAUNCH", dict(schedule_kernel.LAUNCH))
-    assert plan.load_winner(tmp_path / "out" / "winner.json", sm=89)
+    assert launch_table.load_winner(tmp_path / "out" / "winner.json", sm=89)
     assert schedule_kernel.LAUNCH["schedule"] == FAST
 
 

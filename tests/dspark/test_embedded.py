@@ -7,9 +7,10 @@ import torch
 from local_speculation import Speculation
 from tokenizers import Tokenizer
 
-from dspark import embedded, sps, sts
+from dspark import embedded
+from dspark.bench.local_target import LocalTarget, Rows
+from dspark.speculation import calibration, step_cost
 from dspark.target.config import ModelConfig
-from dspark.target.local import LocalTarget, Rows
 from dspark.target.weights import load_draft, load_target
 
 LIMIT = 14_000_000  # bytes in the repository
@@ -74,16 +75,15 @@ def test_model_card_names_the_files_that_ship():
 
 
 def test_its_confidence_calibration_loads():
-    calibration = sts.load(embedded.calibration(), gamma=5)
-    assert len(calibration.temperatures) == 5
+    fitted = calibration.load(embedded.calibration(), gamma=5)
+    assert len(fitted.temperatures) == 5
     assert all(
-        after <= before
-        for after, before in zip(calibration.ece_after, calibration.ece_before, strict=True)
+        after <= before for after, before in zip(fitted.ece_after, fitted.ece_before, strict=True)
     )
 
 
 def test_its_step_cost_table_loads_and_grows_with_the_rows():
-    cost = sps.load(embedded.step_cost())
+    cost = step_cost.load(embedded.step_cost())
     assert cost.rows[0] == 1
     assert cost.max_rows >= 24  # 4 requests of 6 rows
     assert cost.steps_per_second[0] > cost.steps_per_second[-1]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dspark.kernels import rng
 from dspark.kernels.accept import accept_greedy, accept_sampled
 from dspark.kernels.accept.reference import race
+from dspark.kernels.common import rng
 
 V = 4  # candidates a request in the greedy tests: gamma 3
 

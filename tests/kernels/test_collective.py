@@ -5,7 +5,7 @@ from torch import distributed as dist
 from torch import multiprocessing as mp
 
 from dspark.kernels.collective import gather_vocab, ordered_sum, tp_argmax, tp_sum
-from dspark.kernels.collective.argmax import pack_argmax, token_of
+from dspark.kernels.common.argmax import pack_argmax, token_of
 
 RANKS = 3
 

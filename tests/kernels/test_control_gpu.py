@@ -9,11 +9,11 @@ from dspark.kernels import accept, collective, draft, schedule, state, step
 from dspark.kernels.accept import reference as accept_reference
 from dspark.kernels.collective import reference as collective_reference
 from dspark.kernels.draft import reference as draft_reference
-from dspark.kernels.launches import count_launches
 from dspark.kernels.linear import prepare_bf16
 from dspark.kernels.schedule import reference as schedule_reference
 from dspark.kernels.state import reference as state_reference
 from dspark.kernels.step import reference as step_reference
+from dspark.kernels.tooling.launch_counts import count_launches
 
 pytestmark = pytest.mark.gpu
 

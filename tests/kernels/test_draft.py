@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dspark.kernels.collective.argmax import NOTHING, pack, pack_argmax, token_of
+from dspark.kernels.common.argmax import NOTHING, pack, pack_argmax, token_of
 from dspark.kernels.draft import confidence, markov_block
 from dspark.kernels.linear import prepare_bf16
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark.local_server import LocalServer
+from dspark.commands.local_server import LocalServer
 from dspark.target.checkpoint import presets
 from dspark.target.checkpoint.make import ACCEPTANCE, make_checkpoint
 

@@ -6,7 +6,7 @@ from serving.prompts import MIXED, prompt
 from serving.test_dspark_identity import FORCED, TOKENS
 from serving.test_target_only import CHUNKED, RETRACTING, WHOLE, ids, wait_idle
 
-from dspark import sps, sts
+from dspark.speculation import calibration, step_cost
 
 DSPARK = ("--speculative-algorithm", "DSpark")
 PROMPTS = list(MIXED.values())
@@ -120,20 +120,22 @@ def test_800_tokens_of_8_prompts(serving, acceptance):
 @pytest.mark.deep
 def test_calibrated_confidences_and_a_cost_table(serving, tmp_path):
     """Collect samples, fit them, then let both files decide what is verified: same tokens."""
-    samples, calibration, cost = (tmp_path / n for n in ("samples.jsonl", "sts.json", "cost.json"))
+    samples, fitted, cost = (
+        tmp_path / n for n in ("samples.jsonl", "calibration.json", "cost.json")
+    )
     collecting = serving(
         (*CHUNKED, *DSPARK), (("DSPARK_SAMPLES", str(samples)),), acceptance="medium"
     )
     truth = ids(collecting.generate_batch(PROMPTS, TOKENS))
-    logits, accepted = sts.read_samples(samples)
+    logits, accepted = calibration.read_samples(samples)
     assert len(logits) > 50
     assert accepted.unique().numel() > 2
-    sts.save(sts.fit(logits, accepted, "random prompts"), calibration)
+    calibration.save(calibration.fit(logits, accepted, "random prompts"), fitted)
     # A second row doubles the time of a step, so few drafts are worth their rows.
-    sps.save(sps.from_samples({n: [0.01 * n] for n in range(1, 49)}), cost)
+    step_cost.save(step_cost.from_samples({n: [0.01 * n] for n in range(1, 49)}), cost)
     env = (
         ("DSPARK_VERIFY", "scheduled"),
-        ("DSPARK_CALIBRATION", str(calibration)),
+        ("DSPARK_CALIBRATION", str(fitted)),
         ("DSPARK_STEP_COST", str(cost)),
     )
     server = serving((*CHUNKED, *DSPARK), env, acceptance="medium")

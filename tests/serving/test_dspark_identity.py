@@ -1,7 +1,7 @@
 """Greedy DSpark output equals target-only output token for token, whatever the drafts are.
 
 Two servers of the same checkpoint, one of them speculating. Drafts are the model's own or forced
-ones (`dspark.forced_draft`), request by request.
+ones (`dspark.speculation.forced_drafts`), request by request.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import pytest
 from serving.prompts import MIXED, prompt
 from serving.test_target_only import CHUNKED, ids, wait_idle
 
-from dspark.local_server import Output
+from dspark.commands.local_server import Output
 
 SPECULATE = (
     *CHUNKED,

@@ -28,8 +28,8 @@ class Stack(NamedTuple):
 
 def build(pages: int = 8) -> Stack:
     """3 layers: window only, C4, C128. `pages` full pages and as many window pages."""
-    allocators = importlib.import_module("dspark.allocator")
-    pools = importlib.import_module("dspark.pools")
+    allocators = importlib.import_module("dspark.host.allocator")
+    pools = importlib.import_module("dspark.host.pools")
     host = importlib.import_module("sglang.srt.mem_cache.memory_pool_host")
     storage = importlib.import_module("sglang.srt.mem_cache.hicache_storage")
     controllers = importlib.import_module(

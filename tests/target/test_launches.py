@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
 from dspark.bench.decode_step import FLASH_LAYERS, with_layers
-from dspark.draft_model import run_block
-from dspark.kernels import dispatch
+from dspark.bench.local_target import LocalTarget, Rows
+from dspark.kernels.common import dispatch
 from dspark.kernels.step import draft_meta
 from dspark.target.checkpoint import presets
 from dspark.target.config import ModelConfig
-from dspark.target.local import LocalTarget, Rows
+from dspark.target.draft import run_block
 from dspark.target.weights import load_draft, load_target
 
 SITES = Counter(_project=2, _mix=2)

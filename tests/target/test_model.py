@@ -13,10 +13,10 @@ from oracle_hf import load_oracle
 from oracle_served import served_rounding
 from transformers import DeepseekV4ForCausalLM, DynamicCache
 
+from dspark.bench.local_target import LocalTarget, Rows
 from dspark.target.checkpoint.make import ACCEPTANCE, make_checkpoint
 from dspark.target.checkpoint.presets import PRESETS
 from dspark.target.config import ModelConfig
-from dspark.target.local import LocalTarget, Rows
 from dspark.target.weights import TargetWeights, load_target
 
 PREFILL_LENGTHS = [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, *range(125, 132)]

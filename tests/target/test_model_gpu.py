@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from dspark import embedded
+from dspark.bench.local_target import LocalTarget, Rows
 from dspark.target.checkpoint.make import ACCEPTANCE, make_checkpoint
 from dspark.target.checkpoint.presets import PRESETS
 from dspark.target.config import ModelConfig
-from dspark.target.local import LocalTarget, Rows
 from dspark.target.model import embed_streams, run_layers
 from dspark.target.weights import load_target
 

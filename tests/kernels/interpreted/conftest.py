@@ -17,9 +17,9 @@ import pytest
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 if INTERPRETED:
-    from dspark.kernels import interp
+    from dspark.kernels.tooling import interpreter
 
-    interp.install()
+    interpreter.install()
 else:
     collect_ignore_glob = ["test_*.py"]
 

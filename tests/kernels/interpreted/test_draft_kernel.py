@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dspark.kernels.collective.argmax import NOTHING, pack_argmax
+from dspark.kernels.common.argmax import NOTHING, pack_argmax
 from dspark.kernels.draft import confidence, kernel, markov_block, reference
 from dspark.kernels.linear import prepare_bf16
 

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dspark.kernels import interp
+from dspark.kernels.tooling import interpreter
 
 
 @triton.jit
@@ -132,6 +132,6 @@ def test_maximum_drops_nan():
 
 
 def test_installing_twice_changes_nothing():
-    before = vars(interp.interpreter.InterpreterBuilder).copy()
-    interp.install()
-    assert vars(interp.interpreter.InterpreterBuilder).copy() == before
+    before = vars(interpreter.interpreter.InterpreterBuilder).copy()
+    interpreter.install()
+    assert vars(interpreter.interpreter.InterpreterBuilder).copy() == before

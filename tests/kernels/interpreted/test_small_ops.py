@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from dspark.kernels import rng
 from dspark.kernels.collective import ordered_sum
 from dspark.kernels.collective import reference as collective_reference
-from dspark.kernels.rng import kernel as rng_kernel
+from dspark.kernels.common import rng
+from dspark.kernels.common import rng_kernel as rng_kernel
 from dspark.kernels.schedule import reference as schedule_reference
 from dspark.kernels.schedule import schedule
 from dspark.kernels.state import c128_rollback, clear_pages, clear_slots

@@ -1,0 +1,1 @@
+"""Subcommands of `dspark` that run servers or read what they wrote."""

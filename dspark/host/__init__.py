@@ -1,0 +1,1 @@
+"""Where this package meets SGLang; what is bound to a version of SGLang is here."""

@@ -1,0 +1,143 @@
+"""The attention backend SGLang talks to: it turns a batch into `StepMeta` and nothing else.
+
+The attention itself is in `dspark.target.attention`; layers read `forward_metadata`, `few_rows`,
+`layer_caches` and `rope` from here. All metadata is computed on the device from `seq_lens`,
+`req_pool_indices` and the token tables, so the same code runs eagerly and inside CUDA graphs.
+"""
+
+from typing import NamedTuple
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+from dspark.host.pools import DSparkKVPool
+from dspark.kernels.compress import few_rows
+from dspark.kernels.step import StepMeta, step_meta
+from dspark.target.caches import PAGE_TOKENS
+from dspark.target.config import ModelConfig
+from dspark.target.model import rope_tables
+
+
+class BatchRows(NamedTuple):
+    """Which positions a forward runs. R requests; row r of request i is prefix[i] + r."""
+
+    prefix: torch.Tensor  # i64 [R] tokens already in the cache
+    length: torch.Tensor  # i64 [R] rows that count; 0 for a padded request
+    total: int  # rows launched, padded ones included
+    stride: int | None  # rows per request when every request gets the same, else None (packed)
+    store_all: bool  # decode and verify must keep every raw compressor row
+
+
+def batch_rows(fb, verify_rows: torch.Tensor) -> BatchRows:
+    """Read the row layout of SGLang's batch (ForwardBatch or its graph-replay stand-in).
+
+    verify_rows: i64 [slots] rows of each request that count in a verify, at most its width.
+    """
+    mode = fb.forward_mode
+    # SGLang pads graph batches with request slot 0, which no request ever owns.
+    real = (fb.req_pool_indices > 0).to(torch.int64)
+    seq_lens = fb.seq_lens.to(torch.int64)
+    if mode.is_target_verify():
+        width = fb.spec_info.draft_token_num
+        length = real * verify_rows[fb.req_pool_indices].clamp(max=width)
+        return BatchRows(seq_lens, length, fb.batch_size * width, width, True)
+    if mode.is_extend():
+        return BatchRows(
+            fb.extend_prefix_lens.to(torch.int64),
+            fb.extend_seq_lens.to(torch.int64),
+            fb.input_ids.shape[0],
+            None,
+            False,
+        )
+    return BatchRows(seq_lens - real, real, fb.batch_size, 1, True)
+
+
+class DSparkAttentionBackend(AttentionBackend):
+    """Target-model backend, registered under SGLang's name `dsv4`."""
+
+    # Lengths stay on the device; SGLang may skip its per-step copy to the host.
+    needs_cpu_seq_lens = False
+
+    def __init__(self, runner):
+        super().__init__()
+        self.token_to_kv_pool: DSparkKVPool = runner.token_to_kv_pool
+        self.req_to_token_pool = runner.req_to_token_pool
+        self.config = ModelConfig.from_hf(runner.model_config.hf_config)
+        self.context_pages = -(-(runner.model_config.context_len + PAGE_TOKENS) // PAGE_TOKENS)
+        self.rope = rope_tables(
+            self.config, self.context_pages * PAGE_TOKENS, torch.device(runner.device)
+        )
+        self.layer_caches = self.token_to_kv_pool.layer_caches
+        # By request slot, so that a captured graph reads what the worker wrote for this step.
+        slots = self.req_to_token_pool.req_to_token.shape[0]
+        self.verify_rows = torch.full(
+            (slots,), torch.iinfo(torch.int32).max, dtype=torch.int64, device=runner.device
+        )
+        self.forward_metadata: StepMeta | None = None
+        self.few_rows = False  # of the forward that `forward_metadata` describes
+
+    def init_forward_metadata_out_graph(self, fb, in_capture: bool = False) -> None:
+        """Head of every forward: clear what was released, before anything writes."""
+        if not in_capture:
+            self.token_to_kv_pool.state.begin_forward()
+
+    def init_forward_metadata_in_graph(self, fb) -> None:
+        self.forward_metadata = self._meta(fb, self.context_pages)
+
+    def init_forward_metadata(self, fb) -> None:
+        """Eager entry: tables only as wide as the longest request of this batch."""
+        if fb.forward_mode.is_idle():
+            return
+        self.init_forward_metadata_out_graph(fb)
+        self.forward_metadata = self._meta(fb, self._pages_in_use(fb))
+        self.token_to_kv_pool.state.observe(self.forward_metadata, fb.req_pool_indices)
+
+    def _meta(self, fb, pages: int) -> StepMeta:
+        rows = batch_rows(fb, self.verify_rows)
+        state = self.token_to_kv_pool.state
+        self.few_rows = rows.stride is not None and few_rows(rows.stride, state.geometry.c4.ring)
+        return step_meta(
+            req_slot=fb.req_pool_indices,
+            prefix_len=rows.prefix,
+            row_len=rows.length,
+            rows=rows.total,
+            stride=rows.stride,
+            req_to_token=self.req_to_token_pool.req_to_token,
+            full_to_swa=self.token_to_kv_pool.full_to_swa_index_mapping,
+            window=self.config.sliding_window,
+            ring_c4=state.geometry.c4.ring,
+            ring_c128=state.geometry.c128.ring,
+            max_pages=pages,
+            max_c128=pages * PAGE_TOKENS // 128,
+            page=PAGE_TOKENS,
+            store_all=rows.store_all,
+        )
+
+    def _pages_in_use(self, fb) -> int:
+        """Pages of the longest request, from host lengths where there are any.
+
+        On a GPU without host lengths the static bound is used: reading the device would wait.
+        """
+        lengths = fb.seq_lens_cpu
+        if lengths is None:
+            if fb.seq_lens.is_cuda:
+                return self.context_pages
+            lengths = fb.seq_lens
+        margin = fb.spec_info.draft_token_num if fb.forward_mode.is_target_verify() else 0
+        longest = max(lengths.tolist(), default=0) + margin
+        return max(1, -(-longest // PAGE_TOKENS))
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Nothing to preallocate: `step_meta` writes into the graph's own memory."""
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+
+def make_backend(runner) -> AttentionBackend:
+    """Factory for SGLang's backend registry; the draft runner gets its own metadata."""
+    if runner.is_draft_worker:
+        from dspark.host.draft_backend import DraftAttentionBackend
+
+        return DraftAttentionBackend(runner)
+    return DSparkAttentionBackend(runner)

@@ -1,0 +1,59 @@
+"""The attention backend of the draft runner: a batch in, `DraftMeta` out."""
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+from dspark.host.pools import WindowPool
+from dspark.kernels.step import DraftMeta, draft_meta
+from dspark.target.caches import PAGE_TOKENS
+from dspark.target.config import ModelConfig
+from dspark.target.rope import rope_table
+
+
+class DraftAttentionBackend(AttentionBackend):
+    """Serves blocks of `gamma` rows a request at positions L..L+gamma-1.
+
+    A cached prefix needs no marker: draft latents live in the same window slots as the target's,
+    so a page that the prefix cache hands over brings both.
+    """
+
+    needs_cpu_seq_lens = False
+
+    def __init__(self, runner):
+        super().__init__()
+        self.token_to_kv_pool: WindowPool = runner.token_to_kv_pool
+        self.req_to_token_pool = runner.req_to_token_pool
+        self.config = ModelConfig.from_hf(runner.model_config.hf_config)
+        assert self.config.dspark is not None
+        self.gamma = self.config.dspark.block_size
+        positions = runner.model_config.context_len + PAGE_TOKENS
+        table = rope_table(self.config.rope_theta, positions, None)
+        self.rope = table.to(torch.device(runner.device))
+        self.layer_caches = self.token_to_kv_pool.layer_caches
+        self.forward_metadata: DraftMeta | None = None
+
+    def init_forward_metadata_in_graph(self, fb) -> None:
+        slot = fb.req_pool_indices
+        # SGLang pads graph batches with request slot 0, which no request ever owns.
+        self.forward_metadata = draft_meta(
+            req_slot=torch.where(slot > 0, slot, -1),
+            prefix_len=fb.seq_lens.to(torch.int64),
+            gamma=self.gamma,
+            req_to_token=self.req_to_token_pool.req_to_token,
+            full_to_swa=self.token_to_kv_pool.full_to_swa_index_mapping,
+            window=self.config.sliding_window,
+            valid_from=torch.zeros_like(slot, dtype=torch.int64),
+        )
+
+    def init_forward_metadata(self, fb) -> None:
+        if not fb.forward_mode.is_idle():
+            self.init_forward_metadata_in_graph(fb)
+
+    def init_forward_metadata_out_graph(self, fb, in_capture: bool = False) -> None:
+        """Nothing happens on the host."""
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Nothing to preallocate: `draft_meta` writes into the graph's own memory."""
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1

@@ -1,0 +1,162 @@
+"""Hooks for every machine: where SGLang would do something else for DeepSeek-V4 than we need.
+
+Every hook asks first whether the model is DeepSeek-V4 and otherwise runs SGLang's own code, so
+the plugin changes nothing for other models in the same environment. The functions here only
+choose; what they choose is imported when it is needed.
+"""
+
+from dspark.host import arguments
+
+
+def resolve_arguments(original, server_args):
+    """ServerArgs.__post_init__: our refusals and defaults, then SGLang's own resolution."""
+    arguments.resolve(original, server_args)
+
+
+def check_request(original, manager, obj, input_ids):
+    """TokenizerManager._validate_one_request checks lengths only."""
+    from sglang.srt.configs.model_config import is_deepseek_v4
+
+    if is_deepseek_v4(manager.model_config.hf_config):
+        from dspark.host.request_checks import check_request
+
+        check_request(obj, input_ids, manager.model_config.vocab_size)
+    return original(manager, obj, input_ids)
+
+
+def build_kv_pool(original, configurator, **kwargs):
+    if not kwargs["is_dsv4_model"]:
+        return original(configurator, **kwargs)
+    from dspark.host.pools import build_kv_pool
+
+    return build_kv_pool(
+        configurator, sizes=kwargs["sizes"], req_to_token_pool=kwargs["req_to_token_pool"]
+    )
+
+
+def build_allocator(original, configurator, **kwargs):
+    # A draft runner brings the target's allocator along and only shares its mapping.
+    if not kwargs["is_dsv4_model"] or kwargs["token_to_kv_pool_allocator"] is not None:
+        return original(configurator, **kwargs)
+    from dspark.host.allocator import build_allocator
+
+    return build_allocator(
+        configurator, sizes=kwargs["sizes"], token_to_kv_pool=kwargs["token_to_kv_pool"]
+    )
+
+
+def make_pool_configurator(original, kvc):
+    from sglang.srt.configs.model_config import is_deepseek_v4
+
+    if not is_deepseek_v4(kvc.model_config.hf_config):
+        return original(kvc)
+    from dspark.host.pools import DSparkPoolConfigurator
+
+    return DSparkPoolConfigurator(kvc)
+
+
+def choose_worker(original, algorithm, server_args):
+    if not (algorithm.is_dspark() and arguments.is_deepseek_v4(server_args)):
+        return original(algorithm, server_args)
+    from dspark.host.worker import DSparkWorker
+
+    return DSparkWorker
+
+
+def reserve_draft_block(original, server_args=None):
+    """A draft block is written at its trained width, also where fewer drafts are verified."""
+    from sglang.srt.runtime_context import get_server_args
+
+    reserved = original(server_args)
+    args = server_args or get_server_args()
+    if args.speculative_algorithm != "DSPARK" or not arguments.is_deepseek_v4(args):
+        return reserved
+    return max(reserved, arguments.draft_block_size(args))
+
+
+def draft_at_trained_width(original, algorithm, num_draft_tokens, is_draft_worker):
+    """Rows of a request in a captured graph; a draft block is never narrower than trained."""
+    rows = original(algorithm, num_draft_tokens, is_draft_worker)
+    if not (algorithm.is_dspark() and is_draft_worker):
+        return rows
+    from sglang.srt.runtime_context import get_server_args
+
+    args = get_server_args()
+    return arguments.draft_block_size(args) if arguments.is_deepseek_v4(args) else rows
+
+
+def is_ours() -> bool:
+    """Whether the model of this process is DeepSeek-V4."""
+    from sglang.srt.runtime_context import get_server_args
+
+    return arguments.is_deepseek_v4(get_server_args())
+
+
+def count_penalties_later(original, batch):
+    if batch.enable_overlap and is_ours():
+        return None  # counted by count_penalties_at_forward
+    return original(batch)
+
+
+def count_penalties_at_forward(original, scheduler, batch, overlap):
+    if overlap and is_ours():
+        from dspark.host.target_penalties import count_token_in_flight
+
+        count_token_in_flight(batch)
+    return original(scheduler, batch, overlap=overlap)
+
+
+def penalise_in_order(original, orchestrator, logits, repeat=None):
+    if repeat is not None or not is_ours():
+        return original(orchestrator, logits, repeat)
+    from dspark.host.target_penalties import apply_in_order
+
+    return apply_in_order(orchestrator, logits)
+
+
+def check_draft_request(original, req, enable_overlap):
+    """SGLang refuses log probabilities for this family of drafts; our worker returns them."""
+    if not is_ours():
+        return original(req, enable_overlap)
+    if req.return_hidden_states:
+        return "DSpark returns no hidden states; ask a server without --speculative-algorithm."
+    return None
+
+
+def finish_in_token_order(original, req, new_accepted_len=1):
+    """SGLang tests the length limit first, and so misses a stop inside the last accepted run."""
+    if not is_ours():
+        return original(req, new_accepted_len)
+    from dspark.host.finish import update_finish_state
+
+    return update_finish_state(original, req, new_accepted_len)
+
+
+def add_dspark_section(original, scheduler, recv_req):
+    output = original(scheduler, recv_req)
+    section = output.internal_state.pop("dspark_info_record", None)
+    if section is not None:
+        output.internal_state["dspark"] = section
+    return output
+
+
+def decode_between_chunks(original, scheduler, running_batch):
+    """SGLang runs all chunks of a long prompt before the next decode step."""
+    if is_ours():
+        from sglang.srt.managers.schedule_batch import NextBatchPlan
+
+        from dspark.host.decode_turn import is_due
+
+        if is_due(scheduler, running_batch):
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+    return original(scheduler, running_batch)
+
+
+def check_state_when_idle(original, scheduler):
+    """SGLang checks its own pools for leaks here; the compress state follows."""
+    original(scheduler)
+    from dspark.host.pools import DSparkKVPool
+
+    pool = scheduler.tp_worker.model_runner.token_to_kv_pool
+    if isinstance(pool, DSparkKVPool) and scheduler.is_fully_idle():
+        pool.state.check_when_idle()

@@ -1,0 +1,1 @@
+"""Drafting and verifying: what decides tokens, knowing nothing of SGLang."""

@@ -1,0 +1,90 @@
+"""What an operator can set about speculation beyond SGLang's own flags, all by environment.
+
+* `DSPARK_VERIFY`: `static` (default), `scheduled` or `cap-accept`, see `budget`.
+* `DSPARK_STEP_COST`: step cost table (`step_cost`); without one everything is verified.
+* `DSPARK_CALIBRATION`: temperatures of the confidence head (`calibration`).
+* `DSPARK_VERIFY_BUDGET`: a fixed number of draft rows per step instead of the computed one.
+* `DSPARK_KEEP_REJECTED=1`: do not empty the state rows of rejected drafts.
+* `DSPARK_SAMPLES`: file that receives confidence logits and outcomes, for `dspark fit-confidence`.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+
+from dspark.errors import UsageError
+from dspark.speculation import calibration as calibrations
+from dspark.speculation import step_cost
+from dspark.speculation.budget import Mode, VerifyScheduler
+from dspark.speculation.calibration import SampleFile
+
+
+class Settings(NamedTuple):
+    gamma: int
+    mode: Mode
+    cost: step_cost.StepCost | None
+    calibration: calibrations.Calibration | None
+    budget: int | None
+    clear_rejected: bool
+    samples: SampleFile | None
+
+    @classmethod
+    def from_environment(cls, gamma: int) -> "Settings":
+        """Raises UsageError naming the variable that cannot be used."""
+        return cls(
+            gamma,
+            _mode(os.environ.get("DSPARK_VERIFY", "static")),
+            _table("DSPARK_STEP_COST", step_cost.load),
+            _table("DSPARK_CALIBRATION", lambda file: calibrations.load(file, gamma)),
+            _count("DSPARK_VERIFY_BUDGET"),
+            os.environ.get("DSPARK_KEEP_REJECTED", "0") != "1",
+            _table("DSPARK_SAMPLES", SampleFile),
+        )
+
+    def scheduler(self, depth: int, slots: int, device: torch.device | str) -> VerifyScheduler:
+        rate = None if self.cost is None else step_cost.rate_table(self.cost)
+        made = VerifyScheduler(self.mode, self.gamma, depth, slots, rate, device)
+        made.forced_rows = self.budget
+        return made
+
+    def confidence_temperatures(self, device: torch.device | str) -> torch.Tensor:
+        """f32 [gamma]."""
+        values = self.calibration.temperatures if self.calibration else [1.0] * self.gamma
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "verify_mode": self.mode.value,
+            "verify_budget": self.budget,
+            "step_cost_table": self.cost is not None,
+            "calibrated": self.calibration is not None,
+            "clears_rejected_state": self.clear_rejected,
+        }
+
+
+def _mode(name: str) -> Mode:
+    try:
+        return Mode(name)
+    except ValueError:
+        known = ", ".join(mode.value for mode in Mode)
+        raise UsageError(f"DSPARK_VERIFY={name} is none of {known}.") from None
+
+
+def _table(variable: str, load: Any) -> Any:
+    file = os.environ.get(variable)
+    if not file:
+        return None
+    try:
+        return load(file)
+    except step_cost.TableError as error:
+        raise UsageError(f"{variable}: {error}") from None
+
+
+def _count(variable: str) -> int | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    if not text.isdigit():
+        raise UsageError(f"{variable}={text} must be a number of draft rows, 0 or more.")
+    return int(text)

@@ -1,0 +1,120 @@
+"""Launch configurations: how each kernel is launched, fixed at build time.
+
+Every family's `kernel.py` holds a `LAUNCH: dict[str, LaunchConfig]` (what the wrapper launches)
+and an `AOT: list[AotEntry]` (what `python -m dspark.kernels.tooling.aot` compiles for
+sm_89). There is no autotuner: timing noise must never choose the order of a sum.
+"""
+
+import hashlib
+import importlib
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FAMILIES = (
+    "accept",
+    "attention",
+    "collective",
+    "compress",
+    "draft",
+    "hyper",
+    "indexer",
+    "linear",
+    "moe",
+    "qkv",
+    "schedule",
+    "state",
+    "step",
+)
+
+
+class LaunchConfig(NamedTuple):
+    """Compile-time choices of one kernel."""
+
+    num_warps: int
+    num_stages: int
+    constexprs: Mapping[str, int]  # block sizes and other tl.constexpr arguments
+
+
+class AotEntry(NamedTuple):
+    """One specialisation of a kernel that must compile for sm_89 without a GPU."""
+
+    name: str  # unique, "family.kernel[shape class]"
+    fn: Any  # the @triton.jit function
+    signature: Mapping[str, str]  # run-time argument -> Triton type: "*bf16", "*fp8e4nv", "i32"
+    constexprs: Mapping[str, Any]  # tl.constexpr argument -> value
+    divisible: tuple[str, ...]  # run-time arguments declared multiples of 16 (pointers, strides)
+    num_warps: int
+    num_stages: int
+    expects_mma: bool  # the PTX must contain mma.sync
+    hot: bool  # no register may spill
+
+
+def configurations() -> dict[str, LaunchConfig]:
+    """Every launch configuration, "family.op" -> LaunchConfig. A view for reports and tuners."""
+    return {
+        f"{family}.{op}": config
+        for family in FAMILIES
+        for op, config in _kernel_module(family).LAUNCH.items()
+    }
+
+
+def aot_entries(family: str | None = None) -> list[AotEntry]:
+    """Every specialisation that must compile for sm_89, of one family or of all.
+
+    Raises:
+        ValueError: for a family without kernels, or when two entries share a name.
+    """
+    if family is not None and family not in FAMILIES:
+        raise ValueError(f"no kernels in {family!r}; families: {', '.join(FAMILIES)}")
+    families = FAMILIES if family is None else (family,)
+    entries = [entry for name in families for entry in _kernel_module(name).AOT]
+    names = [entry.name for entry in entries]
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"AOT entries share a name: {', '.join(duplicates)}")
+    return entries
+
+
+def source_sha256(family: str) -> str:
+    """Hash of a family's sources: a tuned configuration is valid for these only."""
+    folder = Path(_kernel_module(family).__file__).parent
+    sources = b"".join(file.read_bytes() for file in sorted(folder.glob("*.py")))
+    return hashlib.sha256(sources).hexdigest()
+
+
+def load_winner(path: Path, sm: int) -> bool:
+    """Use the configuration a tuning session found, in this process; call it before any launch.
+
+    path: `winner.json` with `schema` 1, `op` ("family.op"), `sm`, `source_sha256` of the family
+    and `config` {num_warps, num_stages, constexprs}. A file for another schema, card or kernel
+    source is ignored with a warning that says why. True when it was taken.
+    """
+    winner = json.loads(path.read_text())
+    config = winner.get("config")
+    family, _, op = str(winner.get("op")).partition(".")
+    known = family in FAMILIES and op in _kernel_module(family).LAUNCH
+    reason = None
+    if winner.get("schema") != 1:
+        reason = f"its schema is {winner.get('schema')}, not 1"
+    elif not known:
+        reason = f"there is no op {winner.get('op')!r}"
+    elif winner.get("sm") != sm:
+        reason = f"it was tuned for sm_{winner.get('sm')}, this is sm_{sm}"
+    elif winner.get("source_sha256") != source_sha256(family):
+        reason = "the kernel has changed since"
+    elif not isinstance(config, dict) or config.keys() != set(LaunchConfig._fields):
+        reason = f"its config does not consist of {', '.join(LaunchConfig._fields)}"
+    elif config["constexprs"].keys() != _kernel_module(family).LAUNCH[op].constexprs.keys():
+        reason = "it sets other constants than the kernel has"
+    if reason is not None:
+        warnings.warn(f"{path}: tuned configuration ignored, {reason}", stacklevel=2)
+        return False
+    _kernel_module(family).LAUNCH[op] = LaunchConfig(**config)
+    return True
+
+
+def _kernel_module(family: str) -> Any:
+    return importlib.import_module(f"dspark.kernels.{family}.kernel")

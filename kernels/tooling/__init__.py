@@ -1,0 +1,1 @@
+"""Compiling, interpreting and counting kernels; nothing here runs while serving."""
