@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from dspark.kernels.accept import Accept
-from dspark.kernels.collective import Group, gather
+from dspark.kernels.collective import Group
+from dspark.kernels.collective.transport import gather
 from dspark.kernels.common.argmax_kernel import NOTHING, pack, token_of
 from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
 from dspark.kernels.common.rng_kernel import ACCEPT, RESAMPLE, exponential, stream, uniform
@@ -240,7 +241,7 @@ def accept_greedy(
     group: Group = None,
 ) -> Accept:
     best = _row_best(logits, vocab_start)
-    parts = gather(best, group) if group is not None and group.size() > 1 else best[None]
+    parts = gather(best, group, "argmax") if group is not None and group.size() > 1 else best[None]
     return _run_report(candidates, parts, verify_len, prefix_len, rows_run)
 
 

@@ -1,25 +1,36 @@
-"""K28 and its companions: what tensor-parallel ranks combine, always in rank order."""
+"""What tensor-parallel ranks combine, with the same bits on every rank and in every batch."""
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from dspark.kernels.collective import transport
 from dspark.kernels.common.dispatch import use_triton
 
 Group = dist.ProcessGroup | None
 
+GATHERED_ROWS = 2  # up to here one exchange of everything beats two of slices
+
 
 def tp_sum(partial: Tensor, group: Group) -> Tensor:
-    """Sum of `partial` [T, N] over the ranks of `group`: gathered, added in rank order in fp32,
-    rounded once to the dtype of `partial`.
+    """Sum of `partial` [T, N] over the ranks of `group`, in the order of `ordered_sum`.
 
     An all-reduce adds in an order that follows the message size and the element's place in it;
-    here element (t, n) never depends on T, so a row has the same bits in every batch, and all
-    ranks hold the same bits. Group None or of one rank: identity.
+    here element (t, n) never depends on T or on how it travelled, so a row has the same bits in
+    every batch, and all ranks hold the same bits. Group None or of one rank: identity.
+
+    Few rows are gathered whole. From there on each rank receives one slice of the columns from
+    everyone, adds it up and passes the sum on: less than two tensors arrive instead of ranks - 1.
     """
     if group is None or group.size() == 1 or partial.numel() == 0:
         return partial
-    return ordered_sum(gather(partial, group))
+    rows, columns = partial.shape
+    ranks = group.size()
+    if rows <= GATHERED_ROWS or columns % ranks:
+        return ordered_sum(transport.gather(partial, group, "sum"))
+    by_rank = partial.reshape(rows, ranks, columns // ranks).transpose(0, 1).contiguous()
+    mine = ordered_sum(transport.exchange(by_rank, group, "sum"))  # [T, N / ranks]
+    return transport.gather(mine, group, "sum").transpose(0, 1).reshape(rows, columns)
 
 
 def tp_argmax(packed: Tensor, group: Group) -> Tensor:
@@ -29,29 +40,22 @@ def tp_argmax(packed: Tensor, group: Group) -> Tensor:
     """
     if group is None or group.size() == 1 or packed.numel() == 0:
         return packed
-    return gather(packed, group).amax(0)
+    return transport.gather(packed, group, "argmax").amax(0)
 
 
 def gather_vocab(x: Tensor, group: Group) -> Tensor:
     """Concatenate vocabulary shards along the last axis: [..., shard] -> [..., shard * ranks]."""
     if group is None or group.size() == 1:
         return x
-    return torch.cat(list(gather(x, group)), dim=-1)
-
-
-def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All-gather along a new leading rank axis: [T, N] -> [ranks, T, N]."""
-    ranks = group.size()
-    gathered = torch.empty(ranks, *x.shape, dtype=x.dtype, device=x.device)
-    # As bytes: not every backend moves every dtype.
-    dist.all_gather_into_tensor(
-        gathered.view(-1).view(torch.uint8), x.contiguous().view(-1).view(torch.uint8), group=group
-    )
-    return gathered
+    return torch.cat(list(transport.gather(x, group, "logits")), dim=-1)
 
 
 def ordered_sum(gathered: Tensor) -> Tensor:
-    """Sum of [ranks, ...] over ranks: fp32, ascending, rounded once to the dtype of `gathered`."""
+    """Sum of [ranks, ...] over ranks in fp32, rounded once to the dtype of `gathered`.
+
+    Four ranks are added in ascending order, then the fours are: (p0 + p1 + p2 + p3) + (p4 + ...).
+    Two sockets of four cards each can then add up their own and exchange one sum.
+    """
     if use_triton(gathered):
         from dspark.kernels.collective.kernel import ordered_sum as implementation
     else:

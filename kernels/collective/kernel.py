@@ -1,4 +1,4 @@
-"""Triton kernel of K28: the ordered sum of gathered rank partials, rounded once."""
+"""Triton kernel of the ordered sum of gathered rank partials."""
 
 import torch
 import triton
@@ -14,9 +14,16 @@ LAUNCH = {"ordered_sum": LaunchConfig(4, 1, {"BLOCK": 1024})}
 def _ordered_sum(gathered, out, n, RANKS: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n
-    total = tl.load(gathered + i, mask=mask, other=0).to(tl.float32)
-    for rank in tl.static_range(1, RANKS):
-        total += tl.load(gathered + rank * n.to(tl.int64) + i, mask=mask, other=0).to(tl.float32)
+    for first in tl.static_range(0, RANKS, 4):
+        four = tl.load(gathered + first * n.to(tl.int64) + i, mask=mask, other=0).to(tl.float32)
+        for rank in tl.static_range(first + 1, first + 4):
+            if rank < RANKS:
+                part = tl.load(gathered + rank * n.to(tl.int64) + i, mask=mask, other=0)
+                four += part.to(tl.float32)
+        if first == 0:
+            total = four
+        else:
+            total += four
     tl.store(out + i, total.to(out.dtype.element_ty), mask=mask)
 
 

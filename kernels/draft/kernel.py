@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.collective import Group, gather
+from dspark.kernels.collective import Group
+from dspark.kernels.collective.transport import gather
 from dspark.kernels.common.argmax_kernel import NOTHING, pack, token_of
 from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
 from dspark.kernels.common.rng_kernel import DRAFT, exponential, stream
@@ -164,7 +165,7 @@ def markov_block(
         reports = new_reports
         if group is not None and group.size() > 1:
             reduce_reports(k)
-            reports = gather(best[0], group)
+            reports = gather(best[0], group, "argmax")
     reduce_reports(gamma - 1)
     return MarkovBlock(tokens, logits)
 

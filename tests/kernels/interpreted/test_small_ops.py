@@ -112,6 +112,7 @@ def test_clears():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_ordered_sum(dtype):
-    gathered = torch.randn(4, 3, 500, generator=torch.Generator().manual_seed(3)).to(dtype)
+@pytest.mark.parametrize("ranks", [2, 4, 7, 8])
+def test_ordered_sum(ranks, dtype):
+    gathered = torch.randn(ranks, 3, 500, generator=torch.Generator().manual_seed(3)).to(dtype)
     assert torch.equal(ordered_sum(gathered), collective_reference.ordered_sum(gathered))
