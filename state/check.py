@@ -1,4 +1,12 @@
-"""All invariants that can be seen from the pools and the tables between two forwards."""
+"""All invariants that can be seen from the pools and the tables between two forwards.
+
+`check_slots` and `check_free_list` look at the host's tables only. The others read every ring,
+which is for debugging; they do so in bands of rows, so that their workspace does not grow with a
+pool.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,26 +17,54 @@ from dspark.state.pools import StatePools
 from dspark.state.slots import SlotTable
 from dspark.state.tags import EMPTY, RowTags
 
+BAND_BYTES = 4 << 20  # of a ring read at once; what is computed from it takes as much again
+
+
+class Band(NamedTuple):
+    """Neighbouring rows of one layer."""
+
+    kind: str
+    layer: int
+    first: int  # number of the first row
+    rows: Tensor  # f32 [n, width], a view of the pool
+
+    def numbers(self, chosen: Tensor) -> list[int]:
+        """Row numbers in the layer where bool [n] `chosen` holds."""
+        return [self.first + row for row in chosen.nonzero().flatten().tolist()]
+
+    def part(self, of_all_rows: Tensor) -> Tensor:
+        """[n, ...] the part of host tensor [rows, ...] that describes this band."""
+        return of_all_rows[self.first : self.first + len(self.rows)]
+
+
+def bands(pools: StatePools, kinds: tuple[str, ...] = KINDS) -> Iterator[Band]:
+    """Every row of every layer, at most BAND_BYTES at once."""
+    for kind in kinds:
+        step = max(1, BAND_BYTES // (4 * pools.geometry.ring(kind).width))
+        for layer, rows in enumerate(pools.tensors[kind]):
+            for first in range(0, len(rows), step):
+                yield Band(kind, layer, first, rows[first : first + step])
+
 
 def check_padding(pools: StatePools) -> None:
     """Slot 0 and page 0 belong to nobody and stay empty for ever."""
     for kind in KINDS:
-        rows = pools.tensors[kind][:, : pools.geometry.ring(kind).ring]
-        for layer, row in (~empty_rows(rows)).nonzero().tolist():
-            raise StateInvariantError(
-                f"{place(pools, kind, layer, row)} is padding, which nobody may write, "
-                f"but is not empty"
-            )
+        for layer, rows in enumerate(pools.tensors[kind]):
+            padding = rows[: pools.geometry.ring(kind).ring]
+            for row in (~empty_rows(padding)).nonzero().flatten().tolist():
+                raise StateInvariantError(
+                    f"{place(pools, kind, layer, row)} is padding, which nobody may write, "
+                    f"but is not empty"
+                )
 
 
 def check_rows_whole(pools: StatePools, slots: SlotTable) -> None:
     """A row is empty or finite in every column; anything else was torn or never initialised."""
-    for kind in KINDS:
-        rows = pools.tensors[kind]
-        torn = ~(torch.isfinite(rows).all(-1) | empty_rows(rows))
-        for layer, row in torn.nonzero().tolist():
+    for band in bands(pools):
+        torn = ~(torch.isfinite(band.rows).all(-1) | empty_rows(band.rows))
+        for row in band.numbers(torn):
             raise StateInvariantError(
-                f"{place(pools, kind, layer, row, slots)} is neither empty nor finite"
+                f"{place(pools, band.kind, band.layer, row, slots)} is neither empty nor finite"
             )
 
 
@@ -56,48 +92,57 @@ def check_slots(slots: SlotTable, seen: Tensor, free: list[int] | None) -> None:
         )
 
 
-def check_free_pages(pools: StatePools, free: Tensor, pending: Tensor) -> None:
-    """A free page is in the list once, and empty unless its clear is still to come.
+def check_free_list(pages: int, free: Tensor) -> None:
+    """A free page is one of 1..`pages` and in the list once. free: i64 [n] page ids, on the host.
 
-    free, pending: i64 [n] page ids.
+    Sorts the list instead of counting pages, so it needs no more room than the list.
     """
-    pages = pools.geometry.swa_pages
-    count = torch.bincount(free.clamp(0, pages + 1), minlength=pages + 2)
-    if count[0] or count[pages + 1]:
+    ordered = free.sort().values
+    if len(ordered) and not 1 <= int(ordered[0]) <= int(ordered[-1]) <= pages:
         raise StateInvariantError(f"the free list holds a page that is not one of 1..{pages}")
-    for page in (count > 1).nonzero().flatten().tolist():
-        raise StateInvariantError(f"page {page} is {count[page]} times in the free list")
-    count[pending.clamp(0, pages)] = 0
-    clean = count[: pages + 1] > 0
-    for kind in ("c4", "idx"):
-        ring = pools.geometry.ring(kind).ring
-        rows = clean.repeat_interleave(ring).nonzero().flatten().to(pools.tensors[kind].device)
-        dirty = ~empty_rows(pools.tensors[kind][:, rows])
-        for layer, i in dirty.nonzero().tolist():
+    for page in ordered[1:][ordered[1:] == ordered[:-1]].tolist():
+        raise StateInvariantError(
+            f"page {page} is {int((free == page).sum())} times in the free list"
+        )
+
+
+def check_free_pages_empty(pools: StatePools, free: Tensor, pending: Tensor) -> None:
+    """The rows of a free page are empty unless its clear is still to come.
+
+    free, pending: i64 [n] page ids, on the host.
+    """
+    clean = torch.zeros(pools.geometry.swa_pages + 1, dtype=torch.bool)
+    clean[free] = True
+    clean[pending.clamp(0, pools.geometry.swa_pages)] = False
+    row_clean = clean.repeat_interleave(pools.geometry.c4.ring)
+    for band in bands(pools, ("c4", "idx")):
+        dirty = ~empty_rows(band.rows).cpu() & band.part(row_clean)
+        for row in band.numbers(dirty):
             raise StateInvariantError(
-                f"{place(pools, kind, layer, int(rows[i]))} belongs to a free page, "
+                f"{place(pools, band.kind, band.layer, row)} belongs to a free page, "
                 f"but is not empty"
             )
 
 
 def check_tags(pools: StatePools, slots: SlotTable, tags: RowTags) -> None:
     """In every layer, rows of current owners hold something and rows nobody wrote hold nothing."""
-    ring = pools.geometry.c4.ring
-    page_age = tags.epoch.repeat_interleave(ring)
+    page_age = tags.epoch.repeat_interleave(pools.geometry.c4.ring)
     slot_age = slots.generation.repeat_interleave(pools.geometry.c128.ring)
-    for kind in KINDS:
-        tag, age = (tags.c128, slot_age) if kind == "c128" else (tags.c4, page_age)
-        empty = empty_rows(pools.tensors[kind]).cpu()
-        written = tag[:, 0] == age
+    for band in bands(pools):
+        of_slots = band.kind == "c128"
+        tag = band.part(tags.c128 if of_slots else tags.c4)
+        empty = empty_rows(band.rows).cpu()
+        written = tag[:, 0] == band.part(slot_age if of_slots else page_age)
         untouched = tag[:, 0] == EMPTY
-        for layer, row in (empty & written).nonzero().tolist():
+        for row in band.numbers(empty & written):
             raise StateInvariantError(
-                f"{place(pools, kind, layer, row, slots)} was stored at position "
-                f"{int(tag[row, 1])} but is empty"
+                f"{place(pools, band.kind, band.layer, row, slots)} was stored at position "
+                f"{int(tag[row - band.first, 1])} but is empty"
             )
-        for layer, row in (~empty & untouched).nonzero().tolist():
+        for row in band.numbers(~empty & untouched):
             raise StateInvariantError(
-                f"{place(pools, kind, layer, row, slots)} was written by nobody but is not empty"
+                f"{place(pools, band.kind, band.layer, row, slots)} was written by nobody "
+                f"but is not empty"
             )
 
 

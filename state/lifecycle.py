@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,6 +23,14 @@ logger = logging.getLogger(__name__)
 def debug_enabled() -> bool:
     """STATE_DEBUG=1: check ownership at every release and all invariants after every step."""
     return os.environ.get("STATE_DEBUG", "0") not in ("", "0")
+
+
+def within_memory(run_check: Callable[[], None]) -> None:
+    """Run a check; where memory does not suffice for it, say so and go on serving."""
+    try:
+        run_check()
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        logger.warning("State check left out, there is not enough memory for it: %s", error)
 
 
 class StateLifecycle:
@@ -56,7 +65,7 @@ class StateLifecycle:
         With STATE_DEBUG=1 this is also where the step before is checked.
         """
         if self.tags is not None:
-            self.check()
+            within_memory(self.check)
         self._checked = False
         return self.pages.begin_forward()
 
@@ -74,27 +83,38 @@ class StateLifecycle:
 
         Raises StateInvariantError naming kind, layer, slot or page, generation or epoch and row.
         """
+        self.check_tables()
         check.check_padding(self.pools)
         check.check_rows_whole(self.pools, self.slots)
+        free = self.pages.free_list()
+        if free is not None:
+            pending = torch.cat([torch.empty(0, dtype=torch.int64), *self.pages.pending_on_host()])
+            check.check_free_pages_empty(self.pools, free, pending)
+        if self.tags is not None and self.tags.observing:
+            check.check_tags(self.pools, self.slots, self.tags)
+
+    def check_tables(self) -> None:
+        """Check what the host knows: generations, free slots, free pages; no ring is read.
+
+        Raises StateInvariantError naming slot or page.
+        """
         check.check_slots(self.slots, self._seen, self.slots.free_list())
         self._seen = self.slots.generation.clone()
         free = self.pages.free_list()
         if free is not None:
-            pending = torch.cat([torch.empty(0, dtype=torch.int64), *self.pages.pending_on_host()])
-            check.check_free_pages(self.pools, free, pending)
-        if self.tags is not None and self.tags.observing:
-            check.check_tags(self.pools, self.slots, self.tags)
+            check.check_free_list(self.geometry.swa_pages, free)
 
     def check_when_idle(self) -> None:
-        """Check once after the last forward; a violation is logged, and raised in debug mode.
+        """Check once after the last forward: the tables, and in debug mode the rings as well.
 
-        A server that found its state wrong can still refuse less than a server that ended.
+        A violation is logged, and raised in debug mode. A server that found its state wrong can
+        still refuse less than a server that ended.
         """
         if self._checked:
             return
         self._checked = True
         try:
-            self.check()
+            within_memory(self.check_tables if self.tags is None else self.check)
         except StateInvariantError as error:
             if self.tags is not None:
                 raise

@@ -23,6 +23,7 @@ class StatePools:
                 geometry.ring(kind).layers,
                 geometry.rows(kind),
                 geometry.ring(kind).width,
+                dtype=torch.float32,  # whatever the default is while SGLang loads a model
                 device=device,
             )
             for kind in KINDS

@@ -77,9 +77,17 @@ class DSparkAttentionBackend(AttentionBackend):
         self.few_rows = False  # of the forward that `forward_metadata` describes
 
     def init_forward_metadata_out_graph(self, fb, in_capture: bool = False) -> None:
-        """Head of every forward: clear what was released, before anything writes."""
-        if not in_capture:
-            self.token_to_kv_pool.state.begin_forward()
+        """Head of a graph's replay: what was released is cleared before anything writes.
+
+        With STATE_DEBUG=1 the replay's plan is made a second time, to be observed: the graph makes
+        its own, which the host never sees.
+        """
+        if in_capture:
+            return
+        state = self.token_to_kv_pool.state
+        state.begin_forward()
+        if state.tags is not None:
+            state.observe(self._meta(fb, self._pages_in_use(fb)), fb.req_pool_indices)
 
     def init_forward_metadata_in_graph(self, fb) -> None:
         self.forward_metadata = self._meta(fb, self.context_pages)
@@ -88,9 +96,10 @@ class DSparkAttentionBackend(AttentionBackend):
         """Eager entry: tables only as wide as the longest request of this batch."""
         if fb.forward_mode.is_idle():
             return
-        self.init_forward_metadata_out_graph(fb)
+        state = self.token_to_kv_pool.state
+        state.begin_forward()
         self.forward_metadata = self._meta(fb, self._pages_in_use(fb))
-        self.token_to_kv_pool.state.observe(self.forward_metadata, fb.req_pool_indices)
+        state.observe(self.forward_metadata, fb.req_pool_indices)
 
     def _meta(self, fb, pages: int) -> StepMeta:
         rows = batch_rows(fb, self.verify_rows)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dspark.kernels.step import step_meta
-from dspark.state import StateGeometry, StateInvariantError, StateLifecycle
+from dspark.state import StateGeometry, StateInvariantError, StateLifecycle, check
 
 SIZES = StateGeometry.for_model(
     slots=4, swa_pages=6, verify_rows=6, c4_layers=2, c128_layers=3, head_dim=2, index_dim=1
@@ -233,3 +233,60 @@ def test_loaded_pages_count_as_written():
     state.tags.loaded(torch.tensor([5]))
     forward(state, 256, 6)
     state.check()
+
+
+@pytest.mark.parametrize("row", [0, 1, C128, 5 * C128 - 1])
+def test_rings_are_read_in_bands(monkeypatch, row):
+    """One row a band: every row is still looked at, and named by its number in the layer."""
+    monkeypatch.setattr(check, "BAND_BYTES", 1)
+    state, _ = attached()
+    assert all(len(band.rows) == 1 for band in check.bands(state.pools))
+    state.pools.tensors["c128"][1, row] = torch.inf
+    slot, offset = divmod(row, C128)
+    message = f"c128 layer 1 slot {slot} .*row {offset} is neither"
+    with pytest.raises(StateInvariantError, match=message):
+        check.check_rows_whole(state.pools, state.slots)
+
+
+def test_bands_cover_every_row_once():
+    state, _ = attached()
+    for kind in ("c4", "idx", "c128"):
+        rows = [b.rows for b in check.bands(state.pools, (kind,))]
+        assert torch.equal(torch.cat(rows), state.pools.tensors[kind].flatten(0, 1))
+
+
+def test_an_idle_server_reads_no_ring(caplog):
+    state, lists = attached()
+    state.begin_forward()
+    state.pools.tensors = {}
+    state.check_when_idle()
+    assert caplog.text == ""
+    lists.free_slots.append(2)
+    state._checked = False
+    state.check_when_idle()
+    assert "slot 2 generation 0 is not held and 2 times in the free list" in caplog.text
+
+
+def test_a_check_without_memory_is_one_sentence(monkeypatch, caplog):
+    def out_of_memory(*_):
+        raise torch.OutOfMemoryError("Tried to allocate 8.30 GiB")
+
+    monkeypatch.setattr(check, "check_rows_whole", out_of_memory)
+    state, _ = attached(debug=True)
+    state.begin_forward()
+    state.check_when_idle()
+    said = "State check left out, there is not enough memory for it: Tried to allocate 8.30 GiB"
+    assert [record.message for record in caplog.records] == [said, said]
+
+
+def test_rings_are_fp32_whatever_the_default(restore_default_dtype):
+    torch.set_default_dtype(torch.bfloat16)
+    state = StateLifecycle(SIZES, "cpu")
+    assert {rows.dtype for rows in state.pools.tensors.values()} == {torch.float32}
+
+
+@pytest.fixture
+def restore_default_dtype():
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
