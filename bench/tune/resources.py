@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dspark.bench.tune.op import TunedOp, config_id
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig, aot_entries
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.tooling import aot
+from dspark.kernels.tooling.entries import AotEntry, aot_entries
 
 
 class Fit(NamedTuple):

@@ -1,4 +1,4 @@
-"""Triton kernels of K27.
+"""Triton kernels of the accept ops.
 
 Greedy: statistics (the best id of every row and vocabulary chunk), then one program per request
 that reports. Sampled: statistics of target rows and of draft rows, one program per draft that
@@ -10,11 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.accept import Accept
-from dspark.kernels.collective import Group
+from dspark.kernels.accept.types import Accept
 from dspark.kernels.collective.transport import gather
 from dspark.kernels.common.argmax_kernel import NOTHING, pack, token_of
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.common.rng_kernel import ACCEPT, RESAMPLE, exponential, stream, uniform
 
 LAUNCH = {
@@ -231,32 +230,17 @@ def _report(
 
 
 def accept_greedy(
-    candidates: Tensor,
-    logits: Tensor,
-    *,
-    verify_len: Tensor,
-    prefix_len: Tensor,
-    rows_run: Tensor | None = None,
-    vocab_start: int = 0,
-    group: Group = None,
-) -> Accept:
+    candidates, logits, *, verify_len, prefix_len, rows_run=None, vocab_start=0, group=None
+):
     best = _row_best(logits, vocab_start)
     parts = gather(best, group, "argmax") if group is not None and group.size() > 1 else best[None]
     return _run_report(candidates, parts, verify_len, prefix_len, rows_run)
 
 
 def accept_sampled(
-    candidates: Tensor,
-    logits: Tensor,
-    draft_logits: Tensor | None,
-    *,
-    verify_len: Tensor,
-    prefix_len: Tensor,
-    temperature: Tensor,
-    greedy: Tensor,
-    seed: Tensor,
-    rows_run: Tensor | None = None,
-) -> Accept:
+    candidates, logits, draft_logits, *, verify_len, prefix_len, temperature, greedy, seed,
+    rows_run=None,
+):  # fmt: skip
     requests, v = candidates.shape
     vocab = logits.shape[1]
     chunks = triton.cdiv(vocab, CHUNK)
@@ -277,13 +261,13 @@ def accept_sampled(
         _test[(requests, v)](
             candidates, logits, draft_logits, temperature, greedy, seed, prefix_len, best, p_top,
             p_total, q_top, q_total, passed, p_norm, q_norm, vocab, chunks, requests, V=v,
-            num_warps=launch.num_warps, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
         launch = LAUNCH["race"]
         _race[(requests, chunks)](
             candidates, logits, draft_logits, temperature, seed, prefix_len, verify_len, passed,
             p_norm, q_norm, race, vocab, chunks, requests, V=v, CHUNK=CHUNK,
-            num_warps=launch.num_warps, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
     return _run_report(
         candidates, best[None], verify_len, prefix_len, rows_run, passed, race, greedy
@@ -299,7 +283,7 @@ def _row_best(logits: Tensor, vocab_start: int) -> Tensor:
     if rows:
         _row_best_kernel[(rows, chunks)](
             logits.contiguous(), best, vocab, vocab_start, chunks, CHUNK=CHUNK,
-            num_warps=launch.num_warps, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
     return best
 
@@ -314,7 +298,7 @@ def _row_sums(logits: Tensor, temperature: Tensor, rows_a_request: int) -> tuple
     if rows:
         _row_sums_kernel[(rows, chunks)](
             logits, temperature, top, total, rows_a_request, vocab, chunks, CHUNK=CHUNK,
-            num_warps=launch.num_warps, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
     return top, total
 
@@ -345,47 +329,6 @@ def _run_report(
             verify_len if rows_run is None else rows_run, prefix_len, *out,
             requests, best.shape[0], best.shape[2],
             SAMPLED=passed is not None, V=v, V_P2=triton.next_power_of_2(v),
-            num_warps=launch.num_warps, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
     return out
-
-
-_POINTERS = {
-    "candidates": "*i64", "logits": "*fp32", "draft_logits": "*fp32", "temperature": "*fp32",
-    "greedy": "*i1", "seed": "*i64", "prefix_len": "*i64", "best": "*i64", "top": "*fp32",
-    "total": "*fp32", "p_top": "*fp32", "p_total": "*fp32", "q_top": "*fp32", "q_total": "*fp32",
-    "passed": "*i32", "p_norm": "*fp32", "q_norm": "*fp32", "race": "*i64", "verify_len": "*i32",
-    "rows_run": "*i32", "out_accepted": "*i32", "out_bonus": "*i64", "out_commit": "*i32",
-    "out_new_len": "*i64", "out_trimmed": "*i32", "out_tokens": "*i64",
-}  # fmt: skip
-
-
-def _entry(op: str, fn, shape: str, **flags: int | None) -> AotEntry:
-    launch = LAUNCH[op]
-    constexprs = {**launch.constexprs, **flags}
-    arguments = [name for name in fn.arg_names if name not in constexprs]
-    return AotEntry(
-        name=f"accept.{op}[{shape}]",
-        fn=fn,
-        signature={name: _POINTERS.get(name, "i32") for name in arguments},
-        constexprs=constexprs,
-        divisible=tuple(name for name in arguments if name in (*_POINTERS, "vocab")),
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        expects_mma=False,
-        hot=True,
-    )
-
-
-_NO_Q: dict[str, None] = dict.fromkeys(("draft_logits", "q_top", "q_total"))
-_NO_DRAW: dict[str, None] = dict.fromkeys(("passed", "race", "greedy"))
-AOT = [
-    _entry("row_best", _row_best_kernel, "fp32", CHUNK=CHUNK),
-    _entry("row_sums", _row_sums_kernel, "fp32", CHUNK=CHUNK),
-    _entry("test", _test, "gamma 5", V=6),
-    _entry("test", _test, "gamma 5, certain drafts", V=6, **_NO_Q),
-    _entry("race", _race, "gamma 5", V=6, CHUNK=CHUNK),
-    _entry("race", _race, "gamma 5, certain drafts", V=6, CHUNK=CHUNK, draft_logits=None),
-    _entry("report", _report, "greedy", SAMPLED=0, V=6, V_P2=8, **_NO_DRAW),
-    _entry("report", _report, "sampled", SAMPLED=1, V=6, V_P2=8),
-]

@@ -1,9 +1,9 @@
-"""Torch reference of K27; also the CPU production path."""
+"""Torch reference of the accept ops; also the CPU production path."""
 
 import torch
 from torch import Tensor
 
-from dspark.kernels.accept import Accept
+from dspark.kernels.accept.types import Accept
 from dspark.kernels.collective import Group, tp_argmax
 from dspark.kernels.common import rng
 from dspark.kernels.common.argmax import NOTHING, pack_argmax, token_of
@@ -19,6 +19,18 @@ def accept_greedy(
     vocab_start: int = 0,
     group: Group = None,
 ) -> Accept:
+    """Accept the longest run of drafts that equal the target's argmax; the bonus is the argmax
+    that follows. Ties go to the smaller id. A row without a finite logit accepts nothing and
+    yields token 0.
+
+    Args:
+        candidates: i64 [R, V]. logits: f32 [R * V, shard] processed logits, this rank's shard.
+        verify_len: i32 [R] rows that may count, 1..V; 0 = padded request (nothing accepted).
+        prefix_len: i64 [R] position of candidate 0.
+        rows_run: i32 [R] rows whose logits exist, >= verify_len; None = verify_len. Only
+            `trimmed` looks beyond verify_len.
+        vocab_start, group: the vocabulary shard; every rank returns the same values.
+    """
     best = tp_argmax(pack_argmax(logits, vocab_start), group).view(candidates.shape)
     choice = token_of(best)
     passed = (candidates[:, 1:] == choice[:, :-1]) & (best[:, :-1] != NOTHING)
@@ -39,6 +51,38 @@ def accept_sampled(
     seed: Tensor,
     rows_run: Tensor | None = None,
 ) -> Accept:
+    """Exact chain rejection sampling: the emitted tokens are distributed as if the target had
+    sampled them one by one, whatever the draft proposes.
+
+    With p = softmax(logits / temperature) of a row and q = softmax(draft_logits / temperature),
+    draft y is accepted iff u * q(y) < p(y), u uniform in [0, 1). At the first rejection the token
+    is drawn from the residual max(p - q, 0), normalised; when all drafts are accepted (or
+    verify_len ends the run) it is drawn from p of the next row.
+
+    Why the law of one emitted token x is p. Write b = sum_y min(p(y), q(y)).
+    * x = y accepted: P(draft y) * P(u q(y) < p(y)) = q(y) min(1, p(y) / q(y)) = min(p(y), q(y)).
+    * rejected: P = 1 - b, then x ~ max(p - q, 0) / sum_z max(p - q, 0)(z). That sum is
+      sum_z (p - min(p, q))(z) = 1 - b, so this adds max(p(x) - q(x), 0).
+    * Together: min(p, q)(x) + max(p - q, 0)(x) = p(x).
+    The argument holds given any prefix, and p at row j is conditioned on exactly the accepted
+    prefix; by the chain rule the joint law of the run is the target's. A run cut by verify_len
+    draws from p and forgets the untested draft, which is exact because verify_len was fixed
+    without looking at the test. u, the residual draw and the proposals come from streams that
+    share no number (`dspark.kernels.common.rng`).
+
+    A deterministic proposal (`draft_logits` None) is q = 1 at the draft: accepted with
+    probability p(y), residual p without y. Greedy rows behave as in `accept_greedy`. If the
+    residual is all zero, or the draft's row has no finite logit, the draw is from p; a target row
+    without a finite logit accepts nothing and yields token 0.
+
+    Args:
+        candidates: i64 [R, V].
+        logits: f32 [R * V, vocab], whole vocabulary, processed: penalties, bias and grammar
+            added, and tokens outside top-k, top-p or min-p set to -inf.
+        draft_logits: f32 [R, gamma, vocab] corrected logits of `markov_block`, or None.
+        verify_len, prefix_len, rows_run: as in `accept_greedy`.
+        temperature: f32 [R]. greedy: bool [R]. seed: i64 [R], one per request.
+    """
     requests, rows = candidates.shape
     drafts = candidates[:, 1:, None]  # [R, gamma, 1]
     p = softmax(logits.view(requests, rows, -1), temperature[:, None, None])

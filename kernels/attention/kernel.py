@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.qkv.kernel import pool_views, rotate
 from dspark.kernels.qkv.pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES
+from dspark.kernels.tooling.entries import AotEntry
 
 DECODE_ROWS = 64  # rows of one launch of the split kernel; where nobody says, more are prefill
 REPEATED_SLOTS = 1 << 16  # listed slots up to which each has a bf16 key of its own (64 MB)

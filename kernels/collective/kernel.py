@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
+from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {"ordered_sum": LaunchConfig(4, 1, {"BLOCK": 1024})}
 

@@ -1,8 +1,7 @@
 """Launch configurations: how each kernel is launched, fixed at build time.
 
-Every family's `kernel.py` holds a `LAUNCH: dict[str, LaunchConfig]` (what the wrapper launches)
-and an `AOT: list[AotEntry]` (what `python -m dspark.kernels.tooling.aot` compiles for
-sm_89). There is no autotuner: timing noise must never choose the order of a sum.
+Every family's `kernel.py` holds a `LAUNCH: dict[str, LaunchConfig]`, what its wrappers launch.
+There is no autotuner: timing noise must never choose the order of a sum.
 """
 
 import hashlib
@@ -37,19 +36,10 @@ class LaunchConfig(NamedTuple):
     num_stages: int
     constexprs: Mapping[str, int]  # block sizes and other tl.constexpr arguments
 
-
-class AotEntry(NamedTuple):
-    """One specialisation of a kernel that must compile for sm_89 without a GPU."""
-
-    name: str  # unique, "family.kernel[shape class]"
-    fn: Any  # the @triton.jit function
-    signature: Mapping[str, str]  # run-time argument -> Triton type: "*bf16", "*fp8e4nv", "i32"
-    constexprs: Mapping[str, Any]  # tl.constexpr argument -> value
-    divisible: tuple[str, ...]  # run-time arguments declared multiples of 16 (pointers, strides)
-    num_warps: int
-    num_stages: int
-    expects_mma: bool  # the PTX must contain mma.sync
-    hot: bool  # no register may spill
+    @property
+    def keywords(self) -> dict[str, int]:
+        """All of them, as a launch takes them."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **self.constexprs}
 
 
 def configurations() -> dict[str, LaunchConfig]:
@@ -59,23 +49,6 @@ def configurations() -> dict[str, LaunchConfig]:
         for family in FAMILIES
         for op, config in _kernel_module(family).LAUNCH.items()
     }
-
-
-def aot_entries(family: str | None = None) -> list[AotEntry]:
-    """Every specialisation that must compile for sm_89, of one family or of all.
-
-    Raises:
-        ValueError: for a family without kernels, or when two entries share a name.
-    """
-    if family is not None and family not in FAMILIES:
-        raise ValueError(f"no kernels in {family!r}; families: {', '.join(FAMILIES)}")
-    families = FAMILIES if family is None else (family,)
-    entries = [entry for name in families for entry in _kernel_module(name).AOT]
-    names = [entry.name for entry in entries]
-    duplicates = sorted({name for name in names if names.count(name) > 1})
-    if duplicates:
-        raise ValueError(f"AOT entries share a name: {', '.join(duplicates)}")
-    return entries
 
 
 def source_sha256(family: str) -> str:

@@ -13,12 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.compress.stream import C4Stream
 from dspark.kernels.indexer.kernel import hadamard, quantise_keys
 from dspark.kernels.indexer.pages import KEYS, WIDTH
 from dspark.kernels.qkv.kernel import pool_views, rms_scale, rotate, store_slot
 from dspark.kernels.qkv.pages import HEAD
+from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {
     "c4_step": LaunchConfig(4, 1, {}),

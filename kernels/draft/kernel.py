@@ -1,4 +1,4 @@
-"""Triton kernels of K24 and K25.
+"""Triton kernels of the draft ops.
 
 A Markov step is one launch over blocks of the vocabulary. Each program adds the bias of the
 previous token, keeps the corrected logits, and reports the best (value, id) of its block in eight
@@ -9,15 +9,12 @@ the reports of a step are first reduced, then gathered.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from dspark.kernels.collective import Group
 from dspark.kernels.collective.transport import gather
 from dspark.kernels.common.argmax_kernel import NOTHING, pack, token_of
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.common.rng_kernel import DRAFT, exponential, stream
-from dspark.kernels.draft import Confidence, MarkovBlock
-from dspark.kernels.linear import Bf16Weight
+from dspark.kernels.draft.types import Confidence, MarkovBlock
 
 LAUNCH = {
     "markov_step": LaunchConfig(4, 2, {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_P": 64}),
@@ -120,18 +117,9 @@ def _confidence(
 
 
 def markov_block(
-    base: Tensor,
-    prev: Tensor,
-    w1: Tensor,
-    w2: Bf16Weight,
-    *,
-    temperature: Tensor | None = None,
-    greedy: Tensor | None = None,
-    seed: Tensor | None = None,
-    prefix_len: Tensor | None = None,
-    vocab_start: int = 0,
-    group: Group = None,
-) -> MarkovBlock:
+    base, prev, w1, w2, *, temperature=None, greedy=None, seed=None, prefix_len=None,
+    vocab_start=0, group=None,
+):  # fmt: skip
     requests, gamma, shard = base.shape
     device = base.device
     rank = w1.shape[1]
@@ -151,7 +139,7 @@ def markov_block(
     def reduce_reports(k: int) -> None:
         _winner[(requests,)](
             reports, best, tokens, k, requests, gamma, reports.shape[0],
-            num_warps=finish.num_warps, **finish.constexprs,
+            **finish.keywords,
         )  # fmt: skip
 
     for k in range(gamma):
@@ -160,7 +148,7 @@ def markov_block(
             base, prev, w1, w2.weight, reports, temperature, greedy, seed, prefix_len, logits,
             tokens, new_reports, k, requests, gamma, shard, vocab_start, reports.shape[0],
             RANK=rank, SAMPLED=temperature is not None,
-            num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
         reports = new_reports
         if group is not None and group.size() > 1:
@@ -170,9 +158,7 @@ def markov_block(
     return MarkovBlock(tokens, logits)
 
 
-def confidence(
-    hidden: Tensor, prev_tokens: Tensor, w1: Tensor, proj: Tensor, temperature: Tensor
-) -> Confidence:
+def confidence(hidden, prev_tokens, w1, proj, temperature):
     requests, gamma, width = hidden.shape
     probability = torch.empty(requests, gamma, dtype=torch.float32, device=hidden.device)
     logit = torch.empty_like(probability)
@@ -181,43 +167,6 @@ def confidence(
         _confidence[(requests * gamma,)](
             hidden.contiguous(), prev_tokens.contiguous(), w1, proj, temperature, probability,
             logit, gamma, width, w1.shape[1], RANK_P2=triton.next_power_of_2(w1.shape[1]),
-            num_warps=launch.num_warps, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
     return Confidence(probability, logit)
-
-
-_POINTERS = {
-    "base": "*fp32", "prev": "*i64", "w1": "*bf16", "w2": "*bf16", "reports": "*i64",
-    "temperature": "*fp32", "greedy": "*i1", "seed": "*i64", "prefix_len": "*i64",
-    "logits": "*fp32", "tokens": "*i64",
-    "new_reports": "*i64", "best": "*i64", "hidden": "*bf16", "prev_tokens": "*i64",
-    "proj": "*fp32", "probability": "*fp32", "logit": "*fp32",
-}  # fmt: skip
-
-
-def _entry(op: str, fn, shape: str, **flags: int | None) -> AotEntry:
-    launch = LAUNCH[op]
-    constexprs = {**launch.constexprs, **flags}
-    arguments = [name for name in fn.arg_names if name not in constexprs]
-    aligned = (*_POINTERS, "shard", "width", "rank")
-    return AotEntry(
-        name=f"draft.{op}[{shape}]",
-        fn=fn,
-        signature={name: _POINTERS.get(name, "i32") for name in arguments},
-        constexprs=constexprs,
-        divisible=tuple(name for name in arguments if name in aligned),
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        expects_mma=op == "markov_step",
-        hot=True,
-    )
-
-
-_NO_SAMPLING = dict.fromkeys(("temperature", "greedy", "seed", "prefix_len"))
-AOT = [
-    _entry("markov_step", _markov_step, "greedy", RANK=256, SAMPLED=0, **_NO_SAMPLING),
-    _entry("markov_step", _markov_step, "sampled", RANK=256, SAMPLED=1, greedy=None),
-    _entry("markov_step", _markov_step, "mixed", RANK=256, SAMPLED=1),
-    _entry("winner", _winner, "block"),
-    _entry("confidence", _confidence, "rank 256", RANK_P2=256),
-]

@@ -1,4 +1,4 @@
-"""Torch reference of K24 and K25; also the CPU production path."""
+"""Torch reference of the draft ops; also the CPU production path."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from dspark.kernels.collective import Group, tp_argmax
 from dspark.kernels.common import rng
 from dspark.kernels.common.argmax import pack_argmax, token_of
-from dspark.kernels.draft import Confidence, MarkovBlock
+from dspark.kernels.draft.types import Confidence, MarkovBlock
 from dspark.kernels.linear import Bf16Weight
 from dspark.kernels.linear.reference import bf16_linear
 
@@ -24,6 +24,25 @@ def markov_block(
     vocab_start: int = 0,
     group: Group = None,
 ) -> MarkovBlock:
+    """Draw a block of drafts, each conditioned on the one before (checkpoint `mtp.2.markov_*`).
+
+    For k = 0..gamma-1: `l_k = base[:, k] + w1[d_k] @ w2.T` with d_0 = prev, and d_{k+1} is
+    argmax(l_k) on greedy rows, else a sample of softmax(l_k / temperature). Ties go to the
+    smaller id; a row without a finite logit proposes token 0.
+
+    Args:
+        base: f32 [R, gamma, shard] logits of the draft block, this rank's vocabulary shard.
+        prev: i64 [R] the last emitted token.
+        w1: bf16 or f32 [V, rank], replicated. w2: [shard, rank].
+        temperature: f32 [R], None = all rows greedy. greedy: bool [R], None = no row greedy.
+        seed: i64 [R] per request; prefix_len: i64 [R] position of `prev`. Both are needed to
+            sample: draft k of a request uses a stream of its own, named by seed, position and k.
+        vocab_start: first token id of this rank's shard. group: the ranks that share the
+            vocabulary; every rank returns the same tokens.
+
+    Raises:
+        ValueError: when sampling is asked for without seed and prefix_len.
+    """
     gamma, shard = base.shape[1:]
     token_ids = vocab_start + torch.arange(shard, device=base.device)
     tokens, corrected = [], []
@@ -57,6 +76,17 @@ def race_keys(logits: Tensor, temperature: Tensor, stream: rng.Stream, token_ids
 def confidence(
     hidden: Tensor, prev_tokens: Tensor, w1: Tensor, proj: Tensor, temperature: Tensor
 ) -> Confidence:
+    """Chance that each draft is accepted (checkpoint `mtp.2.confidence_head.*`).
+
+    `logit = proj . [hidden, w1[prev_token]]`, `probability = sigmoid(logit / temperature)`, in
+    fp32. A NaN logit gives probability 0.
+
+    Args:
+        hidden: bf16 or f32 [R, gamma, Hd], the draft output before its final norm.
+        prev_tokens: i64 [R, gamma], the token each draft followed: prev, d_1..d_{gamma-1}.
+        w1: bf16 or f32 [V, rank]. proj: f32 [Hd + rank].
+        temperature: f32 [gamma], ones when uncalibrated.
+    """
     features = torch.cat([hidden.double(), w1[prev_tokens].double()], -1)
     logit = (features @ proj.double()).float()
     probability = torch.sigmoid(logit / temperature).nan_to_num(nan=0.0)

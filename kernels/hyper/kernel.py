@@ -7,8 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.hyper.reference import STREAMS, MhcPre
+from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {
     "project.decode": LaunchConfig(4, 1, {"BM": 2}),

@@ -13,11 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from dspark.kernels.common.fp8 import to_e4m3
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.indexer.pages import KEYS, WIDTH
 from dspark.kernels.indexer.types import IndexQuery, TopK
 from dspark.kernels.qkv.kernel import rotate
 from dspark.kernels.qkv.pages import AMAX_FLOOR, FP8_MAX
+from dspark.kernels.tooling.entries import AotEntry
 
 PROGRAMS = 2048  # of a launch of the logits kernel: a few times what any card runs at once
 MOST_PER_ROW, FEWEST_PER_ROW = 256, 4

@@ -11,13 +11,8 @@ import torch
 from dspark.kernels.common.arrivals import arrival_counters
 from dspark.kernels.common.dispatch import use_triton
 from dspark.kernels.linear import kernel, reference
-from dspark.kernels.linear.reference import (
-    GROUP,
-    Bf16Weight,
-    Fp8Weight,
-    decode_e8m0,
-    dequantise_fp8,
-)
+from dspark.kernels.linear.reference import GROUP, decode_e8m0, dequantise_fp8
+from dspark.kernels.linear.types import Bf16Weight, Fp8Weight
 
 __all__ = [
     "Bf16Weight",

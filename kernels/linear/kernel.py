@@ -10,8 +10,9 @@ import triton.language as tl
 
 from dspark.kernels.common.arrivals import arrival_counters, last_to_arrive
 from dspark.kernels.common.fp8 import to_e4m3
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.linear.reference import AMAX_FLOOR, FP8_MAX, Fp8Weight
+from dspark.kernels.tooling.entries import AotEntry
 
 BLOCK_K = 128  # one weight scale, one activation scale
 FEW_ROWS = 16

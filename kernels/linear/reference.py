@@ -4,31 +4,16 @@ Products of two bf16 or fp8 numbers are exact in fp64 and their sums nearly alwa
 what makes one row alone, inside six and inside forty-eight come out with the same bits.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
+
+from dspark.kernels.linear.types import Fp8Weight
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 GROUP = 128  # columns per activation scale; weight blocks are GROUP x GROUP
 AMAX_FLOOR = 1e-4
 ROW_CHUNK = 512  # rows per fp64 temporary in prefill
-
-
-class Fp8Weight(NamedTuple):
-    """FP8 matrix with one scale per 128x128 block; `dense` is the fp64 product, kept on CPU."""
-
-    codes: torch.Tensor  # e4m3 [N, K]
-    scales: torch.Tensor  # f32 [ceil(N/128), ceil(K/128)]
-    dense: torch.Tensor | None  # f64 [N, K]
-
-
-class Bf16Weight(NamedTuple):
-    """Unquantised matrix; `dense` is its fp64 copy, kept on CPU."""
-
-    weight: torch.Tensor  # bf16 or f32 [N, K]
-    dense: torch.Tensor | None  # f64 [N, K]
 
 
 def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:

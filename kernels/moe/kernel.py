@@ -14,11 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.linear.kernel import swiglu_values
 from dspark.kernels.moe.products import ADD_IN_ORDER, TILE, add_8, place, products
 from dspark.kernels.moe.reference import Route
 from dspark.kernels.moe.words import block_columns
+from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {
     "gate_up.few": LaunchConfig(4, 3, {"BI": 8}),

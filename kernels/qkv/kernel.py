@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from dspark.kernels.common.fp8 import to_e4m3
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.qkv.pages import AMAX_FLOOR, DATA_BYTES, FP8_MAX, HEAD, NOPE, SCALE_BYTES
+from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {
     "q_norm_rope": LaunchConfig(1, 1, {}),

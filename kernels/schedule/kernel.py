@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
+from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {"schedule": LaunchConfig(1, 1, {"BLOCK_R": 32})}
 

@@ -4,8 +4,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.common.launch_table import AotEntry, LaunchConfig
+from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.step import DraftMeta, StepMeta, empty_draft_meta, empty_step_meta
+from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {
     "step_meta": LaunchConfig(1, 1, {"BLOCK_R": 32, "BLOCK": 128}),

@@ -1,4 +1,4 @@
-"""Compile every launch-table entry for sm_89 on a machine without a GPU, and check the result.
+"""Compile every entry of `entries.py` for sm_89 on a machine without a GPU, and check the result.
 
     python -m dspark.kernels.tooling.aot --check          # all entries; --fast: one per kernel
     python -m dspark.kernels.tooling.aot --update         # rewrite the golden resource table
@@ -22,15 +22,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from dspark.kernels.common.dispatch import settle_compiler
-from dspark.kernels.common.launch_table import AotEntry, aot_entries
+from dspark.kernels.tooling.entries import TARGET, AotEntry, aot_entries
 
 settle_compiler()
-TARGET = GPUTarget("cuda", 89, 32)
 MAX_SHARED_BYTES = 101_376  # per block on sm_89
 GOLDEN = Path(__file__).with_name("aot_resources.json")
 # Hopper and Blackwell instructions that ptxas would reject or an Ada card could not run.

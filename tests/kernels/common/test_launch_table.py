@@ -54,16 +54,3 @@ def test_a_winner_for_something_else_is_ignored_with_the_reason(winner, changes,
     with pytest.warns(UserWarning, match=reason):
         assert not winner(**changes)
     assert launch_table.configurations() == before
-
-
-def test_every_family_registers_what_it_launches():
-    entries = launch_table.aot_entries()
-    assert {entry.name.partition(".")[0] for entry in entries} == set(launch_table.FAMILIES)
-    for entry in entries:
-        run_time = [name for name in entry.fn.arg_names if name not in entry.constexprs]
-        assert set(run_time) <= set(entry.signature), entry.name
-
-
-def test_an_unknown_family_is_named():
-    with pytest.raises(ValueError, match="sorting"):
-        launch_table.aot_entries("sorting")

@@ -6,8 +6,8 @@ import pytest
 import triton
 import triton.language as tl
 
-from dspark.kernels.common.launch_table import AotEntry
 from dspark.kernels.tooling import aot
+from dspark.kernels.tooling.entries import AotEntry
 
 
 @triton.jit
