@@ -124,12 +124,78 @@ def check_draft_request(original, req, enable_overlap):
 
 
 def finish_in_token_order(original, req, new_accepted_len=1):
-    """SGLang tests the length limit first, and so misses a stop inside the last accepted run."""
+    """SGLang tests its rules one after the other on all new tokens, not token after token."""
     if not is_ours():
         return original(req, new_accepted_len)
+    from sglang.srt.runtime_context import get_spec
+
     from dspark.host.finish import update_finish_state
 
-    return update_finish_state(original, req, new_accepted_len)
+    return update_finish_state(req, grammar_behind=get_spec().speculative_algorithm is None)
+
+
+def is_our_draft(batch) -> bool:
+    return batch.spec_algorithm.is_dspark() and is_ours()
+
+
+def advance_grammar_to_the_end(original, processor, result, batch):
+    if not is_our_draft(batch):
+        return original(processor, result, batch)
+    from dspark.host.accepted_runs import advance_grammars
+
+    return advance_grammars(result, batch)
+
+
+def resolve_runs_to_the_end(original, processor, result, batch):
+    if not is_our_draft(batch):
+        return original(processor, result, batch)
+    from dspark.host.accepted_runs import resolve
+
+    return resolve(processor, result, batch)
+
+
+def advance_grammar_first(original, processor, batch, result):
+    """With DSpark a grammar has seen a token when its end is tested, also after a prompt."""
+    if is_our_draft(batch):
+        processor.advance_grammar_fsm(result, batch)
+    return original(processor, batch, result)
+
+
+def report_steps_that_ran(original, reporter, can_run_cuda_graph, **kwargs):
+    """A step that ran for finished requests only would be divided by, and is none."""
+    speculating = not reporter.scheduler.spec_algorithm.is_none()
+    if speculating and is_ours() and reporter.spec_num_forward_ct == 0:
+        return None
+    return original(reporter, can_run_cuda_graph, **kwargs)
+
+
+def prepare_logits(original, sampler, logits, sampling_info):
+    if not is_ours():
+        return original(sampler, logits, sampling_info)
+    from dspark.host.no_choice import prepare
+
+    return prepare(logits, sampling_info)
+
+
+def mark_broken_tokens(original, sampler, logits_output, sampling_info, *args, **kwargs):
+    tokens = original(sampler, logits_output, sampling_info, *args, **kwargs)
+    if not is_ours():
+        return tokens
+    from dspark.host.no_choice import mark
+
+    return mark(tokens, sampling_info)
+
+
+def relay_ordinary_tokens(original, scheduler, future_indices, batch_result):
+    """The device goes on with a token that exists; the host sees the mark."""
+    marked = batch_result.next_token_ids
+    if batch_result.next_draft_input is not None or marked is None or not is_ours():
+        return original(scheduler, future_indices, batch_result)
+    from dspark.host.no_choice import unmarked
+
+    batch_result.next_token_ids = unmarked(marked)
+    original(scheduler, future_indices, batch_result)
+    batch_result.next_token_ids = marked
 
 
 def add_dspark_section(original, scheduler, recv_req):

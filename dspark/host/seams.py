@@ -40,6 +40,8 @@ class Seam(NamedTuple):
 KVC = "mem_cache.kv_cache_configurator.KVCacheConfigurator"
 SWA_ALLOCATOR = "mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
 PAGED_ALLOCATOR = "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
+RESULTS = "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+REPORTER = "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 DRAFT_INPUT = "speculative.dflash_info_v2.DFlashDraftInputV2"
 
 SEAMS = (
@@ -218,7 +220,57 @@ SEAMS = (
         ("self", "logits", "repeat"),
     ),
     Seam("speculative.dflash_utils.validate_dflash_request", Use.HOOK, ("req", "enable_overlap")),
+    # What the host makes of a step's tokens.
     Seam("managers.schedule_batch.Req.update_finish_state", Use.HOOK, ("self", "new_accepted_len")),
+    Seam("managers.schedule_batch.Req._check_str_based_finish", Use.CALL, ("new_accepted_len",)),
+    Seam("managers.schedule_batch.Req._check_token_based_finish", Use.CALL),
+    Seam("managers.schedule_batch.Req.update_spec_correct_drafts_histogram", Use.CALL),
+    Seam("managers.schedule_batch.Req.update_spec_cap_lens_histogram", Use.CALL),
+    Seam("managers.schedule_batch.BaseFinishReason", Use.CALL),
+    Seam("managers.schedule_batch.FINISH_LENGTH", Use.CALL, ("length",)),
+    Seam("managers.schedule_batch.FINISH_MATCHED_TOKEN", Use.CALL, ("matched",)),
+    Seam("constrained.base_grammar_backend.BaseGrammarObject.accept_token", Use.CALL, ("token",)),
+    Seam("constrained.base_grammar_backend.BaseGrammarObject.rollback", Use.CALL, ("k",)),
+    Seam("constrained.base_grammar_backend.BaseGrammarObject.is_terminated", Use.CALL),
+    Seam(
+        "constrained.base_grammar_backend.BaseGrammarObject.allocate_vocab_mask",
+        Use.CALL,
+        ("vocab_size", "batch_size", "device"),
+    ),
+    Seam(
+        "constrained.base_grammar_backend.BaseGrammarObject.fill_vocab_mask",
+        Use.CALL,
+        ("vocab_mask", "idx"),
+    ),
+    Seam(f"{RESULTS}.advance_grammar_fsm", Use.HOOK, ("self", "result", "batch")),
+    Seam(f"{RESULTS}._resolve_spec_v2_tokens", Use.HOOK, ("self", "result", "batch")),
+    Seam(f"{RESULTS}.process_batch_result_prefill", Use.HOOK, ("self", "batch", "result")),
+    Seam(
+        f"{REPORTER}.report_decode_stats",
+        Use.HOOK,
+        ("self", "can_run_cuda_graph", "running_batch", "num_correct_drafts"),
+    ),
+    Seam(
+        "layers.sampler.Sampler._preprocess_logits", Use.HOOK, ("self", "logits", "sampling_info")
+    ),
+    Seam(
+        "layers.sampler.Sampler.forward",
+        Use.HOOK,
+        (
+            "self",
+            "logits_output",
+            "sampling_info",
+            "return_logprob",
+            "top_logprobs_nums",
+            "token_ids_logprobs",
+            "positions",
+        ),
+    ),
+    Seam(
+        "managers.scheduler.Scheduler._relay_forward_payload",
+        Use.HOOK,
+        ("self", "future_indices", "batch_result"),
+    ),
     Seam("managers.scheduler.Scheduler.on_idle", Use.HOOK, ("self",)),
     Seam("managers.scheduler.Scheduler.is_fully_idle", Use.CALL),
     Seam("managers.scheduler.Scheduler.get_new_batch_prefill", Use.HOOK, ("self", "running_batch")),
@@ -254,6 +306,7 @@ SEAMS = (
             "next_token_ids",
             "accept_lens",
             "block_accept_lens",
+            "cap_lens",
             "next_draft_input",
             "new_seq_lens",
             "speculative_num_draft_tokens",
@@ -294,6 +347,7 @@ SEAMS = (
     Seam("utils.kill_process_tree", Use.CALL, ("parent_pid", "include_parent")),
     Seam("runtime_context.get_exec", Use.CALL),
     Seam("runtime_context.get_server_args", Use.CALL),
+    Seam("runtime_context.get_spec", Use.CALL),
     Seam("model_executor.forward_batch_info.ForwardMode.is_target_verify", Use.CALL),
     Seam("model_executor.forward_batch_info.CaptureHiddenMode.FULL", Use.CALL),
     Seam(

@@ -6,7 +6,7 @@ import pytest
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from dspark.host.finish import update_finish_state
+from dspark.host.finish import BROKEN, take, update_finish_state
 
 EOS, STOP, VOCAB = 1, 50, 100
 THINK_END = [60, 61]
@@ -47,13 +47,18 @@ def request(limit, tokenizer=None, vocab=VOCAB, **settings):
     return req
 
 
+def emit(req, run):
+    """One step of the speculating server, in SGLang's order of calls."""
+    new = take(req, run)
+    req.output_ids.extend(new)
+    req.update_reasoning_tokens(new, THINK_END)
+    update_finish_state(req, grammar_behind=False)
+
+
 def feed(req, tokens, run):
     """Emit `tokens` in runs of `run`; returns what the client sees."""
     for start in range(0, len(tokens), run):
-        new = tokens[start : start + run]
-        req.output_ids.extend(new)
-        req.update_reasoning_tokens(new, THINK_END)  # SGLang counts before it looks for the end
-        update_finish_state(Req.update_finish_state, req, len(new))
+        emit(req, tokens[start : start + run])
         if req.finished():
             break
     return list(req.output_ids_through_stop), req.finished_reason.to_json()
@@ -151,7 +156,7 @@ def test_the_work_of_a_step_does_not_grow_with_the_output(stop):
     for length in (100, 1_000, 10_000):
         req = request(20_000, stop=stop)
         req.output_ids = Counted("q", [7] * length)
-        update_finish_state(Req.update_finish_state, req, 6)
+        emit(req, TEXT[:6])
         assert not req.finished()
         touched.append(req.output_ids.touched)
     assert touched[0] == touched[1] == touched[2] > 0
@@ -170,30 +175,73 @@ def test_limit_inside_a_run_without_a_stop():
 
 
 def test_a_token_that_could_not_be_chosen_ends_the_request_with_an_error():
+    ids, reason = feed(request(20), [10, 11, BROKEN], 3)
+    assert ids == [10, 11]
+    assert (reason["type"], reason["status_code"]) == ("abort", 500)
+    assert reason["message"] == "the model produced no usable logits for this request"
+
+
+@pytest.mark.parametrize("end", [{"stop": ["m"]}, {"stop_token_ids": [12]}, {"limit": 3}])
+@pytest.mark.parametrize("behind", [1, 2, 3])
+def test_a_token_that_could_not_be_chosen_behind_the_end_is_nobodys_error(end, behind):
+    """Failed before: the whole request became an error 500."""
+    run = [*TEXT[:3], *TEXT[3 : 2 + behind], BROKEN]
+    ids, reason = feed(request(**({"limit": 20} | end)), run, 6)
+    assert ids == TEXT[:3]
+    assert reason["type"] == ("length" if "limit" in end else "stop")
+
+
+def test_a_broken_token_of_a_prompt_is_not_in_the_output():
     req = request(20)
-    req.output_ids.extend([10, 11, -1])
-    update_finish_state(Req.update_finish_state, req, 3)
-    assert isinstance(req.finished_reason, FINISH_ABORT)
+    req.output_ids.append(BROKEN)
+    update_finish_state(req, grammar_behind=True)
     assert req.finished_reason.status_code == 500
-    assert list(req.output_ids) == [10, 11]
+    assert list(req.output_ids_through_stop) == []
+    assert BROKEN not in req.output_ids
 
 
-def test_an_abort_that_is_pending_is_left_to_sglang():
+def test_the_stop_string_that_appears_first_wins_not_the_one_listed_first():
+    """Failed before: the whole run was searched for the first listed, then for the second."""
+    settings = {"stop": ["pq", "mn"]}
+    ids, reason = feed(request(20, **settings), TEXT, 8)
+    assert (ids, reason["matched"]) == (TEXT[:4], "mn")
+
+
+def test_a_stop_token_wins_over_a_stop_string_completed_behind_it():
+    """Failed before: a string anywhere in the run went before every token."""
+    settings = {"stop": ["pq"], "stop_token_ids": [TEXT[2]]}
+    assert feed(request(20, **settings), TEXT, 8) == (
+        TEXT[:3],
+        {"type": "stop", "matched": TEXT[2]},
+    )
+
+
+def test_a_stop_expression_wins_over_a_stop_string_behind_it():
+    """Failed before: strings were searched first."""
+    settings = {"stop": ["pq"], "stop_regex": ["l[mn]"]}
+    ids, reason = feed(request(20, **settings), TEXT, 8)
+    assert (ids, reason["matched"]) == (TEXT[:3], "l[mn]")
+
+
+def test_an_expression_that_cannot_be_evaluated_ends_the_request():
+    req = request(20)
+    req.sampling_params.stop_regex_strs = ["("]
+    emit(req, TEXT[:3])
+    assert req.finished_reason.status_code == 400
+    assert list(req.output_ids_through_stop) == TEXT[:1]
+
+
+@pytest.mark.parametrize("token", [EOS, 10])
+def test_an_abort_that_is_pending_wins(token):
     req = request(20)
     req.to_finish = FINISH_ABORT("client left")
-    req.output_ids.extend([EOS])
-    update_finish_state(Req.update_finish_state, req, 1)
+    emit(req, [token])
     assert req.finished_reason.message == "client left"
+    assert list(req.output_ids) == [token]
 
 
-def test_the_limit_is_restored_when_the_test_fails():
-    req = request(2)
-    req.output_ids.extend(TEXT[:4])
-
-    def fail(*_):
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        update_finish_state(fail, req, 4)
-    assert req.sampling_params.max_new_tokens == 2
-    assert list(req.output_ids) == TEXT[:4]
+def test_looking_for_the_end_leaves_nothing_behind():
+    req = request(20, stop=["lm"])
+    assert take(req, TEXT) == TEXT[:3]
+    assert list(req.output_ids) == []
+    assert not req.finished() and req.finished_len is None and req.to_finish is None
