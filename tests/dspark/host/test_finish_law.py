@@ -94,7 +94,9 @@ def request(case) -> Req:
     req = Req("r", "", array("q", [1]), params, vocab_size=len(VOCABULARY), eos_token_ids={EOS})
     req.tokenizer = Tokenizer()
     if case.regex is not None:
-        req.grammar = xgrammar_backend.XGrammarGrammar(matcher(case), len(VOCABULARY), GRAMMARS[case.regex], None)
+        req.grammar = xgrammar_backend.XGrammarGrammar(
+            matcher(case), len(VOCABULARY), GRAMMARS[case.regex], None
+        )
     return req
 
 
