@@ -43,6 +43,7 @@ PAGED_ALLOCATOR = "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
 RESULTS = "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 REPORTER = "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 DRAFT_INPUT = "speculative.dflash_info_v2.DFlashDraftInputV2"
+SPEC_WORKER = "speculative.base_spec_worker.BaseSpecWorker"
 
 SEAMS = (
     # Arguments and requests (launcher process).
@@ -158,7 +159,19 @@ SEAMS = (
         Use.HOOK,
         ("self", "num_draft_tokens", "is_draft_worker"),
     ),
-    Seam("speculative.base_spec_worker.BaseSpecWorker.alloc_memory_pool", Use.BASE),
+    Seam(
+        f"{SPEC_WORKER}.alloc_memory_pool",
+        Use.BASE,
+        ("memory_pool_config", "req_to_token_pool", "token_to_kv_pool_allocator"),
+    ),
+    Seam(f"{SPEC_WORKER}.spec_v2_attn_backends", Use.BASE),
+    Seam(
+        f"{SPEC_WORKER}.on_verify_complete_cpu",
+        Use.BASE,
+        ("num_correct_drafts_per_req", "batch_size"),
+    ),
+    Seam("managers.tp_worker.TpModelWorker.model_runner", Use.CALL),
+    Seam("managers.tp_worker.TpModelWorker.update_weights_from_tensor", Use.CALL, ("recv_req",)),
     Seam(
         "speculative.draft_worker_common.build_draft_tp_worker",
         Use.CALL,
@@ -389,6 +402,36 @@ SEAMS = (
         ("target", "hook", "hook_type"),
     ),
     Seam("plugins.hook_registry.HookRegistry._patched", Use.TABLE),
+)
+
+
+# What SGLang reads from the speculative worker, its model worker where there is one. All of it
+# is in our class or its base; a test compares with SGLang's sources.
+READ_FROM_WORKER = frozenset(
+    {
+        "alloc_memory_pool",
+        "block_accept_estimate_log_suffix",
+        "clear_cache_pool",
+        "clear_info_records",
+        "draft_worker",
+        "dump_info_records",
+        "forward_batch_generation",
+        "graph_memory_usage",
+        "graph_time_usage",
+        "init_attention_backends",
+        "init_cuda_graphs",
+        "model_runner",
+        "note_request_finished",
+        "on_verify_complete_cpu",
+        "set_dspark_forced_budget_frac",
+        "spec_v2_attn_backends",
+        "target_worker",
+        "update_weights_from_disk",
+        "update_weights_from_ipc",
+        "update_weights_from_tensor",
+        "war_fastpath_runner",
+        "weight_load_time",
+    }
 )
 
 

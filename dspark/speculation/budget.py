@@ -20,12 +20,11 @@ class Mode(enum.Enum):
     CAP_ACCEPT = "cap-accept"  # verify every draft, accept only what the budget admits
 
 
-class VerifyLengths(NamedTuple):
-    """Rows per request, the one of the last emitted token included; i32 [R]."""
+class VerifyRows(NamedTuple):
+    """Rows of each request, the one of the last emitted token included; i32 [R]."""
 
-    run: torch.Tensor  # rows the target runs
-    # Rows that may be accepted, <= run; hides tuple.count, which nobody needs here.
-    count: torch.Tensor  # type: ignore[assignment]
+    run: torch.Tensor  # rows the target runs; the rest of the verify width is padding
+    acceptable: torch.Tensor  # rows that may be accepted, 1..run
 
 
 def best_budget(chance: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
@@ -47,7 +46,7 @@ def best_budget(chance: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
 
 
 class VerifyScheduler:
-    """Verify lengths of each step, and the confidences remembered for the next budget.
+    """Verify rows of each step, and the confidences remembered for the next budget.
 
     Args:
         mode: see `Mode`.
@@ -75,22 +74,21 @@ class VerifyScheduler:
         """Forget the previous owner. slot: i64 [n]."""
         self.remembered[slot] = 1.0
 
-    def lengths(self, confidence: torch.Tensor, slot: torch.Tensor) -> VerifyLengths:
+    def rows(self, confidence: torch.Tensor, slot: torch.Tensor) -> VerifyRows:
         """confidence: f32 [R, gamma] of this step's drafts. slot: i64 [R]."""
-        requests = confidence.shape[0]
         full = torch.full_like(slot, self.depth + 1, dtype=torch.int32)
-        budget = self._budget(self.remembered[slot], requests)
+        budget = self._budget(self.remembered[slot])
         self.remembered[slot] = confidence
         if self.mode is Mode.STATIC or budget is None:
-            return VerifyLengths(full, full)
+            return VerifyRows(full, full)
         admitted = schedule(confidence, budget, max_len=self.depth + 1)
-        return VerifyLengths(full if self.mode is Mode.CAP_ACCEPT else admitted, admitted)
+        return VerifyRows(full if self.mode is Mode.CAP_ACCEPT else admitted, admitted)
 
-    def _budget(self, earlier: torch.Tensor, requests: int) -> torch.Tensor | None:
+    def _budget(self, earlier: torch.Tensor) -> torch.Tensor | None:
         """i32 [1], or None where nothing is known about the cost of a row."""
         rows = self.forced_rows
         if rows is None and self.forced_share is not None:
-            rows = round(self.forced_share * requests * self.depth)
+            rows = round(self.forced_share * earlier.shape[0] * self.depth)
         if rows is not None:
             return torch.full((1,), rows, dtype=torch.int32, device=earlier.device)
         if self.rate is None:

@@ -61,19 +61,19 @@ class ForcedDrafts:
         tokens: torch.Tensor,
         logits: torch.Tensor | None,
         slot: torch.Tensor,
-        prefix: torch.Tensor,
+        committed: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The model's drafts with the forced requests' put in.
 
         Args:
             tokens: i64 [R, depth]. logits: f32 [R, depth, N] their distribution, or None.
-            slot, prefix: i64 [R]; draft k is for position prefix + 1 + k.
+            slot, committed: i64 [R]; draft k is for position committed + 1 + k.
 
         Returns:
             Tokens and logits; a forced draft's distribution is certain of it.
         """
         k = torch.arange(self.depth, device=tokens.device)
-        position = prefix[:, None] + 1 + k
+        position = committed[:, None] + 1 + k
         place = (position - self.prompt_len[slot][:, None]).clamp(0, self.continuation.shape[1] - 1)
         truth = self.continuation[slot[:, None], place]
         right = self.right[slot][:, None]

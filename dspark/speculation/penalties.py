@@ -85,23 +85,27 @@ class Penalties:
             self.seen[slot, tokens[:, j]] |= real
 
     def apply(
-        self, logits: torch.Tensor, slot: torch.Tensor, candidates: torch.Tensor, prefix: Any
+        self,
+        logits: torch.Tensor,
+        slot: torch.Tensor,
+        drafts: torch.Tensor,
+        position: torch.Tensor,
     ) -> None:
-        """Penalise verify rows in place.
+        """Penalise the rows of each request in place.
 
         Args:
-            logits: f32 [R, V, N]; row j follows candidates 0..j.
-            slot: i64 [R].
-            candidates: i64 [R, V]; candidate 0 has been committed.
-            prefix: i64 [R] position of candidate 0.
+            logits: f32 [R, V, N]; row j follows the emitted tokens and drafts 0..j-1.
+            slot: i64 [R] request slots.
+            drafts: i64 [R, V - 1]; a prompt's last row has none.
+            position: i64 [R] of each request's last emitted token.
         """
         total, seen = self.frequency_sum[slot], self.seen[slot]  # copies
         each = self.frequency[slot][:, None]
         presence, repetition = self.presence[slot][:, None], self.repetition[slot][:, None]
-        emitted = prefix + 1 - self.prompt_len[slot]  # output tokens before row 0's
+        emitted = position + 1 - self.prompt_len[slot]  # output tokens before row 0's
         for j in range(logits.shape[1]):
             if j > 0:
-                draft = candidates[:, j, None]
+                draft = drafts[:, j - 1, None]
                 total.scatter_add_(1, draft, each)
                 seen.scatter_(1, draft, True)
             row = logits[:, j]

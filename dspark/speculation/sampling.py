@@ -5,7 +5,7 @@ with top-k, top-p and min-p cut from the same sorted probabilities.
 """
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -23,41 +23,6 @@ class RequestParams(NamedTuple):
     min_p: torch.Tensor  # f32 [R]
     all_greedy: bool  # known to the host: picks the code path
     any_cut: bool  # some request uses top-k, top-p or min-p
-
-
-def request_params(info: Any) -> RequestParams:
-    """Read SGLang's SamplingBatchInfo; a greedy request arrives as top_k 1."""
-    cut = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
-    return RequestParams(
-        info.temperatures.view(-1).float(),
-        info.top_ks.view(-1) <= 1,
-        info.top_ks.view(-1),
-        info.top_ps.view(-1),
-        info.min_ps.view(-1),
-        bool(info.is_all_greedy),
-        bool(cut),
-    )
-
-
-def adjust(logits: torch.Tensor, info: Any, rows: int, mask: Any) -> None:
-    """Add grammar mask, bias and custom processors in place (penalties: `penalties`).
-
-    Args:
-        logits: f32 [R * rows, N].
-        info: SamplingBatchInfo of the R requests.
-        mask: GrammarMask with one row per logits row, or None.
-    """
-    if mask is not None:
-        mask.apply(logits)
-    if info.logit_bias is not None:
-        logits.view(len(info), rows, -1).add_(info.logit_bias[:, None])
-    if info.has_custom_logit_processor:
-        from sglang.srt.layers.sampler import apply_custom_logit_processor
-
-        # Processors expect one row per request, in the order of their parameters.
-        by_request = logits.view(len(info), rows, -1)
-        for j in range(rows):
-            apply_custom_logit_processor(by_request[:, j], info)
 
 
 def cut_tails(logits: torch.Tensor, params: RequestParams) -> torch.Tensor:

@@ -80,7 +80,7 @@ def test_scheduling(step, mode):
     rate = 1 / torch.arange(1, 40, dtype=torch.float64)
     made = VerifyScheduler(mode, GAMMA, GAMMA, slots=5, rate=rate, device="cpu")
     with NoSync():
-        made.lengths(torch.rand(R, GAMMA), step.slot)
+        made.rows(torch.rand(R, GAMMA), step.slot)
 
 
 def test_adjusting_and_accepting(step):
@@ -88,7 +88,9 @@ def test_adjusting_and_accepting(step):
     forced = ForcedDrafts(5, 32, GAMMA, VOCAB, "cpu")
     with NoSync():
         forced.replace(step.candidates[:, 1:], step.base, step.slot, step.prefix)
-        penalties.apply(step.logits.view(R, ROWS, VOCAB), step.slot, step.candidates, step.prefix)
+        penalties.apply(
+            step.logits.view(R, ROWS, VOCAB), step.slot, step.candidates[:, 1:], step.prefix
+        )
         kept = cut_tails(step.logits.view(R, ROWS, VOCAB), step.params)
         common = {"verify_len": step.lengths, "prefix_len": step.prefix}
         greedy = accept_greedy(step.candidates, step.logits, **common)

@@ -3,9 +3,11 @@
 import ast
 import functools
 import importlib.metadata
+import re
 from pathlib import Path
 
 import pytest
+import sglang
 
 import dspark
 from dspark import plugin
@@ -90,3 +92,40 @@ def test_nothing_of_sglang_is_used_that_is_not_listed():
         if not any(target == name or target.startswith(f"{name}.") for target in listed)
     }
     assert unlisted == set(), "add these to host/seams.py with the parameters they are used with"
+
+
+# Read where something is switched on that the worker does not offer, or with a default.
+NOT_OFFERED = {
+    "get_confidence_budget_prepare",  # SGLang's own ragged verify
+    "prepare_for_kv_cache_release",
+    "speculative_num_draft_tokens",
+    "speculative_num_steps",
+    "draft_model_runner",
+    "_draft_worker",
+}
+
+
+def read_from_worker() -> set[str]:
+    """Attributes that SGLang's scheduler and what it consists of read from the worker."""
+    worker = r"\b(?:self\.)?(?:scheduler\.)?(?:draft_worker|model_worker)"
+    read = rf"{worker}\.(\w+)"
+    asked = rf"(?:get|has)attr\(\s*(?:self\.)?{worker},\s*\"(\w+)\""
+    passed_on = r"worker = self\.draft_worker or self\.tp_worker\s+.*worker\.(\w+)\("
+    names = set()
+    sources = Path(sglang.__file__).parent / "srt"
+    for room in ("managers", "mem_cache"):
+        for file in (sources / room).rglob("*.py"):
+            text = file.read_text()
+            for pattern in (read, asked, passed_on):
+                names |= set(re.findall(pattern, text))
+    # The draft's own worker has this, where it is asked for at all.
+    return names - {"draft_runner", "draft_runner_list"}
+
+
+def test_the_worker_has_what_the_scheduler_reads():
+    from dspark.host.worker import DSparkWorker
+
+    # `target_worker` is read under the name `tp_worker`.
+    assert read_from_worker() - NOT_OFFERED == seams.READ_FROM_WORKER - {"target_worker"}
+    lacking = {name for name in seams.READ_FROM_WORKER if not hasattr(DSparkWorker, name)}
+    assert lacking == set()

@@ -80,21 +80,20 @@ def test_verify_rows_equal_single_decode_steps_bit_for_bit(seed):
     first = torch.randint(0, VOCAB, (len(reqs),), generator=generator)
     ours.commit(slot, first[:, None], torch.ones_like(slot))
     reference.cumulate_output_tokens(first)
-    prefix, bonus = prompts.clone(), first
+    position = prompts.clone()
     for _ in range(4):  # verify steps; all requests commit the same number for simplicity
         drafts = torch.randint(0, VOCAB, (len(reqs), ROWS - 1), generator=generator)
-        candidates = torch.cat([bonus[:, None], drafts], 1)
         logits = torch.randn(len(reqs), ROWS, VOCAB, generator=generator)
         rows = logits.clone()
-        ours.apply(rows, slot, candidates, prefix)
+        ours.apply(rows, slot, drafts, position)
         commit = int(torch.randint(1, ROWS + 1, (1,), generator=generator))
         emitted = torch.cat([drafts, drafts[:, :1]], 1)
-        emitted[:, commit - 1] = bonus = torch.randint(0, VOCAB, (len(reqs),), generator=generator)
+        emitted[:, commit - 1] = torch.randint(0, VOCAB, (len(reqs),), generator=generator)
         for j in range(commit):
             assert torch.equal(rows[:, j], penalise_by_stock(reference, logits[:, j])), j
             reference.cumulate_output_tokens(emitted[:, j])
         ours.commit(slot, emitted, torch.full_like(slot, commit))
-        prefix = prefix + commit
+        position = position + commit
     del batch
 
 
@@ -106,8 +105,8 @@ def test_a_request_without_penalties_is_untouched_beside_others():
     ours.commit(torch.tensor([1, 2]), tokens, torch.tensor([2, 2]))
     logits = torch.randn(2, ROWS, VOCAB)
     rows = logits.clone()
-    candidates = torch.randint(0, VOCAB, (2, ROWS))
-    ours.apply(rows, torch.tensor([1, 2]), candidates, torch.tensor([9, 9]))
+    drafts = torch.randint(0, VOCAB, (2, ROWS - 1))
+    ours.apply(rows, torch.tensor([1, 2]), drafts, torch.tensor([9, 9]))
     assert torch.equal(rows[1], logits[1])
     assert not torch.equal(rows[0], logits[0])
 

@@ -9,7 +9,7 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from dspark.errors import UsageError
 from dspark.kernels.accept.reference import softmax
 from dspark.speculation.forced_drafts import ForcedDrafts, right_drafts
-from dspark.speculation.sampling import RequestParams, adjust, cut_tails, draw, request_seed
+from dspark.speculation.sampling import RequestParams, cut_tails, draw, request_seed
 
 VOCAB = 16
 
@@ -108,25 +108,6 @@ def test_seeds_are_the_requests_own_or_follow_from_its_id():
     assert request_seed(1, "a", None) == request_seed(1, "a", None)
     assert len({request_seed(s, r, None) for s in (1, 2) for r in ("a", "b")}) == 4
     assert -(2**63) <= request_seed(1, "a", None) < 2**63
-
-
-def test_bias_and_mask_are_added_to_every_row():
-    bias = torch.zeros(2, VOCAB)
-    bias[1, 3] = 5.0
-
-    class Info(SimpleNamespace):
-        def __len__(self):
-            return 2
-
-    class Mask:
-        def apply(self, logits):
-            logits[0, :] = -torch.inf  # row 0 of request 0 only
-
-    logits = torch.zeros(2 * 3, VOCAB)
-    adjust(logits, Info(logit_bias=bias, has_custom_logit_processor=False), 3, Mask())
-    assert (logits[0] == -torch.inf).all()
-    assert (logits[1:3] == 0).all()
-    assert (logits[3:, 3] == 5).all()
 
 
 # Forced drafts.

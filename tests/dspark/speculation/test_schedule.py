@@ -1,4 +1,4 @@
-"""Verify budgets and lengths, cost tables and confidence calibration."""
+"""Verify budgets and rows, cost tables and confidence calibration."""
 
 import itertools
 import json
@@ -58,26 +58,26 @@ def test_budget_ignores_the_confidences_of_the_drafts_it_decides_about():
     totals = set()
     for seed in range(5):
         made = scheduler(rate=rate)
-        made.lengths(torch.full((2, 5), 0.8), slots(2))  # remembered for the next step
-        totals.add(int(made.lengths(confidence(2, seed).clamp(min=0.3), slots(2)).count.sum()))
+        made.rows(torch.full((2, 5), 0.8), slots(2))  # remembered for the next step
+        totals.add(int(made.rows(confidence(2, seed).clamp(min=0.3), slots(2)).acceptable.sum()))
     assert len(totals) == 1
 
 
 def test_a_new_owner_of_a_slot_starts_with_full_trust():
     made = scheduler(rate=torch.ones(64).double())
-    made.lengths(torch.zeros(2, 5), slots(2))
+    made.rows(torch.zeros(2, 5), slots(2))
     made.admit(torch.tensor([2]))
     assert made.remembered[1].tolist() == [0.0] * 5
     assert made.remembered[2].tolist() == [1.0] * 5
 
 
-# The lengths.
+# The rows.
 
 
 def test_nothing_known_about_costs_means_everything_is_verified():
     for mode in Mode:
-        lengths = scheduler(mode).lengths(confidence(3), slots(3))
-        assert lengths.run.tolist() == lengths.count.tolist() == [6, 6, 6]
+        rows = scheduler(mode).rows(confidence(3), slots(3))
+        assert rows.run.tolist() == rows.acceptable.tolist() == [6, 6, 6]
 
 
 @pytest.mark.parametrize("budget", [0, 1, 4, 14, 15, 99])
@@ -86,7 +86,7 @@ def test_a_fixed_budget_is_spent_on_the_likeliest_drafts(budget, depth):
     made = scheduler(depth=depth)
     made.forced_rows = budget
     trust = confidence(3, seed=budget).clamp(min=0.05)
-    lengths = made.lengths(trust, slots(3))
+    rows = made.rows(trust, slots(3))
     ranked = sorted(
         itertools.product(range(depth), range(3)),
         key=lambda at: (-float(survival(trust)[at[1], at[0]]), *at),
@@ -94,21 +94,21 @@ def test_a_fixed_budget_is_spent_on_the_likeliest_drafts(budget, depth):
     expected = [1, 1, 1]
     for _, request in ranked[:budget]:
         expected[request] += 1
-    assert lengths.run.tolist() == lengths.count.tolist() == expected
+    assert rows.run.tolist() == rows.acceptable.tolist() == expected
 
 
 def test_cap_accept_runs_every_row_and_accepts_what_the_budget_admits():
     made = scheduler(Mode.CAP_ACCEPT)
     made.forced_rows = 2
-    lengths = made.lengths(confidence(2), slots(2))
-    assert lengths.run.tolist() == [6, 6]
-    assert int(lengths.count.sum()) == 2 + 2
+    rows = made.rows(confidence(2), slots(2))
+    assert rows.run.tolist() == [6, 6]
+    assert int(rows.acceptable.sum()) == 2 + 2
 
 
 def test_static_mode_takes_no_budget():
     made = scheduler(Mode.STATIC)
     made.forced_rows = 0
-    assert made.lengths(confidence(2), slots(2)).run.tolist() == [6, 6]
+    assert made.rows(confidence(2), slots(2)).run.tolist() == [6, 6]
 
 
 # Cost tables.
