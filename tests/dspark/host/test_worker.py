@@ -1,0 +1,148 @@
+"""Decode steps of the worker itself: what it emits, what it leaves behind, and that it never waits.
+
+Asking the device for a value would make the host wait for the step in flight. Operators that copy
+a value to the host, or whose output shape depends on values, are trapped while a step runs.
+"""
+
+import pytest
+import torch
+from no_sync import NoSync
+from served_batches import (
+    GAMMA,
+    VOCAB,
+    StandIns,
+    decode_batch,
+    prompt_batch,
+    request,
+)
+
+SLOT = torch.tensor([2, 5, 3])
+PROMPTS = [125, 7, 300]  # the first request's verify rows cross a C128 boundary
+TRUTH = torch.arange(20, 40)  # what the target says after any prompt
+WIDTH = GAMMA + 1
+CERTAIN = 9.0 * torch.eye(VOCAB)
+
+
+def follow_truth(candidates: torch.Tensor) -> torch.Tensor:
+    """Logits of a target that continues TRUTH after whichever of its tokens it sees."""
+    return CERTAIN[(candidates + 1).flatten() % VOCAB]
+
+
+def served(monkeypatch, wishes, target=follow_truth, **sampling):
+    """(stand-ins, worker, first decode batch) after the prompts; wishes: kinds of forced drafts."""
+    monkeypatch.setenv("DSPARK_FORCED_DRAFTS", "1")
+    stand_ins = StandIns(target, WIDTH)
+    worker = stand_ins.worker(monkeypatch)
+    reqs = [request(n, f"r{i}", **sampling) for i, n in enumerate(PROMPTS)]
+    for req, kind in zip(reqs, wishes, strict=True):
+        if kind is not None:
+            wish = {"draft": kind, "continuation": TRUTH.tolist()}
+            req.sampling_params.custom_params = wish
+    stand_ins.prompt = CERTAIN[TRUTH[[0, 0, 0]]]
+    stand_ins.state.slots.assigned(SLOT.tolist())
+    stand_ins.state.begin_forward()
+    prompts = prompt_batch(reqs, SLOT)
+    result = worker.forward_batch_generation(prompts)
+    return stand_ins, worker, decode_batch(prompts, result)
+
+
+def test_the_trap_works():
+    with pytest.raises(AssertionError), NoSync():
+        torch.tensor([1.0]).sum().item()
+    x = torch.arange(3)
+    with pytest.raises(AssertionError), NoSync():
+        x[x > 1]
+
+
+def normalised(sampling: dict) -> dict:
+    """SGLang turns temperature 0 into top_k 1 when it takes a request in."""
+    return {"temperature": 1.0, "top_k": 1} if sampling.get("temperature") == 0 else sampling
+
+
+@pytest.mark.parametrize("mode", ["static", "scheduled", "cap-accept"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+    ],
+    ids=["greedy", "sampled", "cut", "penalised"],
+)
+def test_a_step_never_waits_for_the_device(monkeypatch, mode, sampling):
+    monkeypatch.setenv("DSPARK_VERIFY", mode)
+    # The torch reference of the rollback picks rows by a mask; on a GPU it is one launch.
+    monkeypatch.setenv("DSPARK_KEEP_REJECTED", "1")
+    penalties = {k: v for k, v in sampling.items() if k.endswith("penalty")}
+    wishes = [None, "wrong@2", "random"]
+    _, worker, batch = served(monkeypatch, wishes, **normalised(sampling) | penalties)
+    worker.set_dspark_forced_budget_frac(0.5)
+    published = []
+    with NoSync():
+        result = worker.forward_batch_generation(batch, on_publish=published.append)
+    assert published == [result.new_seq_lens]
+    assert torch.equal(result.new_seq_lens, batch.seq_lens + result.accept_lens)
+
+
+def test_a_step_emits_what_the_target_says_and_no_more_than_was_right(monkeypatch):
+    _, worker, batch = served(monkeypatch, ["oracle", "wrong@2", "wrong"], top_k=1)
+    result = worker.forward_batch_generation(batch)
+    assert result.accept_lens.tolist() == [6, 3, 1]
+    emitted = result.next_token_ids.view(3, WIDTH)
+    for row, count in zip(emitted, result.accept_lens.tolist(), strict=True):
+        assert row[:count].tolist() == TRUTH[1 : count + 1].tolist()
+    following = worker.forward_batch_generation(decode_batch(batch, result))
+    first = following.next_token_ids.view(3, WIDTH)[:, 0]
+    assert first.tolist() == [27, 24, 22]  # the truth after 6, 3 and 1 more tokens
+
+
+def test_a_budget_of_nothing_runs_one_row_a_request(monkeypatch):
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    stand_ins, worker, batch = served(monkeypatch, ["oracle"] * 3, top_k=1)
+    worker.set_dspark_forced_budget_frac(0.0)
+    result = worker.forward_batch_generation(batch)
+    assert result.accept_lens.tolist() == result.cap_lens.tolist() == [1, 1, 1]
+    assert stand_ins.verify_rows[SLOT].tolist() == [1, 1, 1]
+
+
+def test_rejected_rows_reach_neither_the_draft_nor_a_later_window(monkeypatch):
+    stand_ins, worker, batch = served(monkeypatch, ["wrong@2", "wrong", "oracle"], top_k=1)
+    ring = stand_ins.state.geometry.c128.ring
+    rings = stand_ins.state.pools.layer("c128", 0).view(-1, ring, 1024)
+    rings[SLOT] = 7.0  # as if every row had been written
+    worker.forward_batch_generation(batch)
+
+    window_slot, position = stand_ins.injected[-1]
+    committed = [3, 1, 6]
+    for i, (slot, length) in enumerate(zip(SLOT.tolist(), PROMPTS, strict=True)):
+        expected = torch.full((WIDTH,), -1)
+        kept = torch.arange(length, length + committed[i])
+        expected[: committed[i]] = stand_ins.window[stand_ins.table[slot, kept].long()]
+        assert window_slot.view(3, WIDTH)[i].tolist() == expected.tolist()
+        assert position.view(3, WIDTH)[i].tolist() == list(range(length, length + WIDTH))
+        rejected = torch.arange(length + committed[i], length + WIDTH) % ring
+        emptied = (rings[slot, :, :512] == 0).all(-1).nonzero().flatten()
+        assert emptied.tolist() == sorted(rejected.tolist())
+
+
+def test_kept_rejected_rows_are_left_as_they_are(monkeypatch):
+    monkeypatch.setenv("DSPARK_KEEP_REJECTED", "1")
+    stand_ins, worker, batch = served(monkeypatch, ["wrong"] * 3, top_k=1)
+    stand_ins.state.pools.layer("c128", 0)[:] = 7.0
+    worker.forward_batch_generation(batch)
+    assert (stand_ins.state.pools.layer("c128", 0) == 7.0).all()
+
+
+def test_a_request_without_usable_logits_emits_minus_one_beside_its_neighbours(monkeypatch):
+    def broken_for_the_second(candidates):
+        logits = follow_truth(candidates)
+        logits.view(3, WIDTH, VOCAB)[1] = -torch.inf
+        return logits
+
+    _, worker, batch = served(monkeypatch, ["oracle"] * 3, broken_for_the_second, top_k=1)
+    result = worker.forward_batch_generation(batch)
+    emitted = result.next_token_ids.view(3, WIDTH)
+    assert result.accept_lens.tolist() == [6, 1, 6]
+    assert emitted[1, 0] == -1
+    assert emitted[[0, 2]].tolist() == [TRUTH[1:7].tolist()] * 2
