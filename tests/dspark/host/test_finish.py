@@ -244,4 +244,4 @@ def test_looking_for_the_end_leaves_nothing_behind():
     req = request(20, stop=["lm"])
     assert take(req, TEXT) == TEXT[:3]
     assert list(req.output_ids) == []
-    assert not req.finished() and req.finished_len is None and req.to_finish is None
+    assert (req.finished_reason, req.finished_len, req.to_finish) == (None, None, None)
