@@ -23,6 +23,7 @@ FAMILIES = (
     "linear",
     "moe",
     "qkv",
+    "sampling",
     "schedule",
     "state",
     "step",

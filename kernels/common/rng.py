@@ -11,9 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dspark.kernels.common import elementary
+
 # Purposes: draws that must be independent of each other at one position.
 ACCEPT = 1  # the uniform that accepts or rejects a draft token
 RESAMPLE = 2  # the token drawn after a rejection, or after the last accepted draft
+TOKEN = 3  # the token at a position, where drafts are judged by that draw itself
 DRAFT = 16  # DRAFT + k: proposal k of a block, so a position drafted again draws afresh
 
 MASK = 0xFFFFFFFF
@@ -51,7 +54,15 @@ def exponential(of: Stream, token: Tensor) -> Tensor:
     """f32 standard exponential, positive and finite, fine-grained near 0 where races are won."""
     u = ((bits(of, token).float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5)))))
-    return torch.where(u < 1 / 16, series, -torch.log(1 - u))
+    return torch.where(u < 1 / 16, series, -elementary.log(1 - u))
+
+
+def gumbel(of: Stream, token: Tensor) -> Tensor:
+    """f32 standard Gumbel noise in [-3, 23]: minus the log of `exponential`.
+
+    The argmax of log-probability + noise is a sample (an exponential race seen in logarithms).
+    """
+    return -elementary.log(exponential(of, token))
 
 
 def _chain(words: list[Tensor | int], start: int) -> Tensor:

@@ -7,9 +7,11 @@ import triton
 import triton.language as tl
 
 from dspark.kernels.common import rng
+from dspark.kernels.common.elementary_kernel import log
 
 ACCEPT = tl.constexpr(rng.ACCEPT)
 RESAMPLE = tl.constexpr(rng.RESAMPLE)
+TOKEN = tl.constexpr(rng.TOKEN)
 DRAFT = tl.constexpr(rng.DRAFT)
 GOLDEN = tl.constexpr(rng.GOLDEN)
 # The first link of each chain starts from a constant.
@@ -62,4 +64,10 @@ def exponential(a, b, token):
     u = (bits(a, b, token).to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
     u = tl.minimum(u, 0.999999940395355224609375)  # 1 - 2^-24
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5)))))
-    return tl.where(u < 0.0625, series, -tl.log(1 - u))
+    return tl.where(u < 0.0625, series, -log(1 - u))
+
+
+@triton.jit
+def gumbel(a, b, token):
+    """f32 standard Gumbel noise in [-3, 23]."""
+    return -log(exponential(a, b, token))
