@@ -215,13 +215,13 @@ class Setup:
 
 
 @pytest.fixture(scope="module")
-def formulas(tiny_checkpoint):
-    return Formulas(tiny_checkpoint, ModelConfig.from_checkpoint(tiny_checkpoint))
+def formulas(tiny_directory):
+    return Formulas(tiny_directory, ModelConfig.from_checkpoint(tiny_directory))
 
 
 @pytest.fixture
-def setup(tiny_checkpoint):
-    return Setup(tiny_checkpoint)
+def setup(tiny_directory):
+    return Setup(tiny_directory)
 
 
 @pytest.fixture(scope="module")
@@ -246,11 +246,11 @@ def test_block_matches_the_formulas(setup, formulas, captures, length):
     assert close(trust, torch.tensor(expected_trust, dtype=F64)) < 1e-4
 
 
-def test_tokens_injected_in_pieces_equal_tokens_injected_at_once(setup, tiny_checkpoint, captures):
+def test_tokens_injected_in_pieces_equal_tokens_injected_at_once(setup, tiny_directory, captures):
     """Chunked prefill, then commits of 1..6 tokens with rejected rows in between."""
     setup.inject(captures[:200])
     whole = setup.block(200, 9)
-    pieces = Setup(tiny_checkpoint)
+    pieces = Setup(tiny_directory)
     pieces.inject(captures[:150])
     length = 150
     for commit in (1, 6, 2, 5, 3, 4, 6, 6, 6, 6, 5):
@@ -281,9 +281,9 @@ def test_every_row_of_the_block_sees_the_others(setup, captures):
     assert not torch.equal(changed[0], plain[0])
 
 
-def test_tokens_before_the_window_do_not_count(setup, tiny_checkpoint, captures):
+def test_tokens_before_the_window_do_not_count(setup, tiny_directory, captures):
     setup.inject(captures[:300])
-    other = Setup(tiny_checkpoint)
+    other = Setup(tiny_directory)
     other.inject(torch.cat([captures[:172] + 1, captures[172:300]]))
     assert torch.equal(setup.block(300, 5).hidden, other.block(300, 5).hidden)
 

@@ -82,14 +82,14 @@ def captures():
 
 
 @pytest.fixture(scope="module")
-def on_gpu(tiny_checkpoint, captures):
-    served = Served(tiny_checkpoint, "cuda")
+def on_gpu(tiny_directory, captures):
+    served = Served(tiny_directory, "cuda")
     served.fill(captures)
     return served
 
 
-def test_block_matches_the_cpu(tiny_checkpoint, on_gpu, captures):
-    on_cpu = Served(tiny_checkpoint, "cpu")
+def test_block_matches_the_cpu(tiny_directory, on_gpu, captures):
+    on_cpu = Served(tiny_directory, "cpu")
     on_cpu.fill(captures)
     ours, theirs = on_gpu.block().logits.cpu(), on_cpu.block().logits
     error = (ours - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()

@@ -13,7 +13,7 @@ prepare_process(["--device", "cpu"])
 {before}
 load_plugin()
 from dspark import plugin
-from dspark.host import seams
+from dspark.host import cpu_hooks, hooks, seams
 {after}
 """
 
