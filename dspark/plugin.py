@@ -1,16 +1,27 @@
 """What SGLang calls at start: registers the hooks that put this package in SGLang's place."""
 
+import functools
 import sys
 from collections.abc import Callable
 
 from dspark.errors import UsageError
-from dspark.host import arguments, cpu_hooks, hooks, seams
+from dspark.host import arguments, cpu_hooks, hooks, http_hooks, seams
 
 _registered = False
 
 HOOKS: dict[str, Callable] = {
     "server_args.ServerArgs.__post_init__": hooks.resolve_arguments,
-    "managers.tokenizer_manager.TokenizerManager._validate_one_request": hooks.check_request,
+    "entrypoints.http_server.ORJSONRequest.json": http_hooks.check_body,
+    "managers.tokenizer_manager.TokenizerManager.generate_request": hooks.check_generate,
+    "managers.tokenizer_manager.TokenizerManager._validate_one_request": hooks.check_prompt,
+    "entrypoints.openai.serving_chat.OpenAIServingChat._validate_request": (
+        http_hooks.check_conversation
+    ),
+    "entrypoints.ollama.serving.OllamaServing._convert_options_to_sampling_params": (
+        http_hooks.name_ollama_seed
+    ),
+    "entrypoints.ollama.serving.OllamaServing.handle_chat": http_hooks.refuse_ollama,
+    "entrypoints.ollama.serving.OllamaServing.handle_generate": http_hooks.refuse_ollama,
     "arg_groups.speculative_hook._handle_dspark": cpu_hooks.allow_dspark_on_cpu,
     f"{seams.KVC}._build_token_to_kv_pool": hooks.build_kv_pool,
     f"{seams.KVC}._build_token_to_kv_pool_allocator": hooks.build_allocator,
@@ -102,7 +113,19 @@ def put_in_place() -> None:
     for target, hook in HOOKS.items():
         HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AROUND)
     ATTENTION_BACKENDS[seams.ATTENTION_BACKEND] = make_backend
+    describe_invalid_requests()
     seams.expect_in_worker(HOOKS, make_backend)
+
+
+def describe_invalid_requests() -> None:
+    """Answer what pydantic refuses in our words."""
+    from fastapi.exceptions import RequestValidationError
+    from sglang.srt.entrypoints.http_server import app
+
+    stock = app.exception_handlers[RequestValidationError]
+    app.exception_handlers[RequestValidationError] = functools.partial(
+        http_hooks.describe_invalid, stock
+    )
 
 
 def registered() -> bool:

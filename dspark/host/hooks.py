@@ -13,15 +13,37 @@ def resolve_arguments(original, server_args):
     arguments.resolve(original, server_args)
 
 
-def check_request(original, manager, obj, input_ids):
-    """TokenizerManager._validate_one_request checks lengths only."""
+def served_model(manager):
+    """What bounds a request of this tokenizer manager; None if the model is not DeepSeek-V4."""
     from sglang.srt.configs.model_config import is_deepseek_v4
 
-    if is_deepseek_v4(manager.model_config.hf_config):
-        from dspark.host.request_checks import check_request
+    from dspark.host.requests.rules import Model
 
-        check_request(obj, input_ids, manager.model_config.vocab_size)
-    return original(manager, obj, input_ids)
+    config = manager.model_config
+    return Model(config.vocab_size) if is_deepseek_v4(config.hf_config) else None
+
+
+def check_generate(original, manager, obj, request=None):
+    """TokenizerManager.generate_request: where requests of every endpoint and of Engine meet."""
+    model = served_model(manager)
+    if model is not None:
+        from dspark.host.requests import door
+
+        door.check_generate(obj, model)
+    return original(manager, obj, request)
+
+
+def check_prompt(original, manager, obj, input_ids):
+    """TokenizerManager._validate_one_request checks lengths, and what the operator allows."""
+    model = served_model(manager)
+    if model is None:
+        return original(manager, obj, input_ids)
+    from dspark.host.requests import door
+
+    door.check_prompt(obj, input_ids, model)
+    original(manager, obj, input_ids)
+    if obj.custom_logit_processor is not None:
+        door.check_processor(obj.custom_logit_processor)
 
 
 def build_kv_pool(original, configurator, **kwargs):
