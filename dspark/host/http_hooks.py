@@ -1,6 +1,6 @@
 """Hooks of the HTTP process: what is wrong with a request is said in one sentence, status 4xx."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 
 from dspark.host.hooks import served_model
 
@@ -86,13 +86,14 @@ async def refuse_ollama(original, serving, request, raw_request):
         raise HTTPException(status_code=400, detail=str(fault)) from None
 
 
-async def started(events: AsyncIterator) -> AsyncIterator:
+async def started(events: AsyncIterable) -> AsyncIterator:
     """The same events; the first has been waited for."""
-    first = await anext(events)
+    remaining = aiter(events)
+    first = await anext(remaining)
 
     async def rest():
         yield first
-        async for event in events:
+        async for event in remaining:
             yield event
 
     return rest()

@@ -24,15 +24,15 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "latest_reminder")
 ANSWERED = ("user", "developer", "tool")  # roles after which the assistant speaks
 
 
-def text_part(value: object, name: str, model: Model) -> None:
-    record({"type": text}, need=("type",))(value, name, model)
-    part: dict[str, Any] = value  # type: ignore[assignment]
+def text_part(value: Any, name: str, model: Model) -> None:
+    record({}, need=("type",))(value, name, model)
+    part: dict[str, Any] = value
     if part["type"] != "text":
         raise Outside(f'{name}.type must be "text", not {show(part["type"])}.')
     record({"text": text}, need=("text",))(value, name, model)
 
 
-def thought_part(value: object, name: str, model: Model) -> None:
+def thought_part(value: Any, name: str, model: Model) -> None:
     kinds = record({"type": choice("thinking", "reasoning"), "thinking": text, "text": text})
     kinds(value, name, model)
 
@@ -41,7 +41,7 @@ content = single_or_list(text, many(text_part, least=1))
 assistant_content = single_or_list(text, many(either(thought_part, text_part), least=1))
 
 
-def arguments(value: object, name: str, model: Model) -> None:
+def arguments(value: Any, name: str, model: Model) -> None:
     """Arguments of a call: an object, or one written as JSON."""
     if isinstance(value, str):
         try:
@@ -65,10 +65,9 @@ tool_calls = many(
 named = record({"role": choice(*ROLES)}, need=("role",))
 
 
-def message(value: object, name: str, model: Model) -> None:
+def message(value: Any, name: str, model: Model) -> None:
     named(value, name, model)
-    said: dict[str, Any] = value  # type: ignore[assignment]
-    spoken = said["role"] == "assistant"
+    spoken = value["role"] == "assistant"
     fields = {
         "content": assistant_content if spoken else content,
         "tool_call_id": text,
@@ -79,12 +78,12 @@ def message(value: object, name: str, model: Model) -> None:
     }
     record(fields)(value, name, model)
     # A tool may return nothing, and an assistant may only call tools or think.
-    silent = said["role"] == "tool" or (
-        spoken and (said.get("tool_calls") or said.get("reasoning_content"))
+    silent = value["role"] == "tool" or (
+        spoken and (value.get("tool_calls") or value.get("reasoning_content"))
     )
-    if said.get("content") is None and not silent:
+    if value.get("content") is None and not silent:
         raise Outside(f"{name}.content is missing.")
-    if said["role"] == "developer" and not said["content"]:
+    if value["role"] == "developer" and not value["content"]:
         raise Outside(f"{name}.content must not be empty.")
 
 

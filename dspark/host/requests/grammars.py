@@ -1,5 +1,7 @@
 """Grammars: text that a compiler of the worker has to read."""
 
+from typing import Any
+
 from dspark.host.requests.rules import Model, Outside, text
 
 MOST_CHARACTERS = 1 << 18
@@ -18,7 +20,7 @@ def depth(grammar: str) -> int:
     return deepest
 
 
-def grammar(value: object, name: str, model: Model) -> None:
+def grammar(value: Any, name: str, model: Model) -> None:
     """A JSON schema, a regular expression, a grammar or a structural tag, each as text."""
     text(value, name, model)
     length = len(str(value))

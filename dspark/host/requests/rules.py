@@ -37,16 +37,16 @@ def refuse(name: str, wanted: str, value: object) -> None:
     raise Outside(f"{name} must be {wanted}, not {show(value)}.")
 
 
-def anything(value: object, name: str, model: Model) -> None:
+def anything(value: Any, name: str, model: Model) -> None:
     """A field that is read by nobody, or checked by whoever reads it."""
 
 
-def flag(value: object, name: str, model: Model) -> None:
+def flag(value: Any, name: str, model: Model) -> None:
     if type(value) is not bool:
         refuse(name, "true or false", value)
 
 
-def text(value: object, name: str, model: Model) -> None:
+def text(value: Any, name: str, model: Model) -> None:
     if type(value) is not str:
         refuse(name, "a string", value)
     try:
@@ -55,16 +55,24 @@ def text(value: object, name: str, model: Model) -> None:
         raise Outside(f"{name} must be text that can be written as UTF-8.") from None
 
 
-def some_text(value: object, name: str, model: Model) -> None:
+def some_text(value: Any, name: str, model: Model) -> None:
     text(value, name, model)
     if not value:
         refuse(name, "a string of at least one character", value)
 
 
+def scalar(value: Any, name: str, model: Model) -> None:
+    """What SGLang can send to a worker as it is."""
+    if type(value) is str:
+        text(value, name, model)
+    elif type(value) not in (bool, int, float) or not -INT64 <= value <= INT64:
+        refuse(name, "a string, a number of at most 64 bits, true or false", value)
+
+
 def integer(low: int, high: Bound) -> Rule:
     """An integer from `low` to `high`, both included."""
 
-    def check(value: object, name: str, model: Model) -> None:
+    def check(value: Any, name: str, model: Model) -> None:
         top = high(model) if callable(high) else high
         if type(value) is not int or not low <= value <= top:
             refuse(name, f"an integer from {low} to {top}", value)
@@ -75,16 +83,16 @@ def integer(low: int, high: Bound) -> Rule:
 def number(low: float, high: float) -> Rule:
     """A finite number from `low` to `high`, both included."""
 
-    def check(value: object, name: str, model: Model) -> None:
+    def check(value: Any, name: str, model: Model) -> None:
         # NaN is not between any two numbers.
-        if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
+        if type(value) not in (int, float) or not low <= value <= high:
             refuse(name, f"a number from {low:g} to {high:g}", value)
 
     return check
 
 
 def choice(*words: str) -> Rule:
-    def check(value: object, name: str, model: Model) -> None:
+    def check(value: Any, name: str, model: Model) -> None:
         if type(value) is not str or value not in words:
             refuse(name, " or ".join(f'"{word}"' for word in words), value)
 
@@ -94,7 +102,7 @@ def choice(*words: str) -> Rule:
 def unserved(why: str) -> Rule:
     """A field of SGLang that this server has no use for, unless it says "no" itself."""
 
-    def check(value: object, name: str, model: Model) -> None:
+    def check(value: Any, name: str, model: Model) -> None:
         if value not in (None, False, [], {}) or type(value) in (int, float):
             raise Outside(f"{name} is not served: {why}.")
 
@@ -104,7 +112,7 @@ def unserved(why: str) -> Rule:
 def either(*rules: Rule) -> Rule:
     """The last rule's sentence is told where none holds."""
 
-    def check(value: object, name: str, model: Model) -> None:
+    def check(value: Any, name: str, model: Model) -> None:
         for rule in rules[:-1]:
             try:
                 return rule(value, name, model)
@@ -118,12 +126,12 @@ def either(*rules: Rule) -> Rule:
 def many(rule: Rule, least: int = 0) -> Rule:
     """A list of what `rule` allows."""
 
-    def check(value: object, name: str, model: Model) -> None:
+    def check(value: Any, name: str, model: Model) -> None:
         if type(value) is not list:
             refuse(name, "a list", value)
-        if len(value) < least:  # type: ignore[arg-type]
+        if len(value) < least:
             raise Outside(f"{name} must not be empty.")
-        for index, item in enumerate(value):  # type: ignore[arg-type,var-annotated]
+        for index, item in enumerate(value):
             rule(item, f"{name}[{index}]", model)
 
     return check
@@ -132,7 +140,7 @@ def many(rule: Rule, least: int = 0) -> Rule:
 def single_or_list(single: Rule, listed: Rule) -> Rule:
     """What `listed` allows of lists, and `single` of everything else."""
 
-    def check(value: object, name: str, model: Model) -> None:
+    def check(value: Any, name: str, model: Model) -> None:
         (listed if type(value) is list else single)(value, name, model)
 
     return check
@@ -143,19 +151,19 @@ def one_or_many(rule: Rule) -> Rule:
     return single_or_list(rule, many(rule))
 
 
-def tokens(value: object, name: str, model: Model) -> None:
+def tokens(value: Any, name: str, model: Model) -> None:
     """A list of at least one token of the vocabulary."""
     if type(value) is not list:
         refuse(name, "a list of token ids", value)
     if not value:
         raise Outside(f"{name} must not be empty.")
     # Prompts are long: look at single tokens only where something is wrong.
-    if set(map(type, value)) != {int} or min(value) < 0 or max(value) >= model.vocab_size:  # type: ignore[arg-type,type-var]
-        for index, item in enumerate(value):  # type: ignore[arg-type,var-annotated]
+    if set(map(type, value)) != {int} or min(value) < 0 or max(value) >= model.vocab_size:
+        for index, item in enumerate(value):
             token(item, f"{name}[{index}]", model)
 
 
-def token(value: object, name: str, model: Model) -> None:
+def token(value: Any, name: str, model: Model) -> None:
     if type(value) is not int or not 0 <= value < model.vocab_size:
         raise Outside(
             f"{name} must be a token id of the vocabulary, from 0 to {model.vocab_size - 1}, "
@@ -163,7 +171,7 @@ def token(value: object, name: str, model: Model) -> None:
         )
 
 
-def pattern(value: object, name: str, model: Model) -> None:
+def pattern(value: Any, name: str, model: Model) -> None:
     """A regular expression as Python reads it."""
     some_text(value, name, model)
     try:
@@ -181,7 +189,7 @@ def record(fields: Mapping[str, Rule], closed: bool = False, need: tuple[str, ..
         need: fields that must be there.
     """
 
-    def check(value: object, name: str, model: Model) -> None:
+    def check(value: Any, name: str, model: Model) -> None:
         if not isinstance(value, dict):
             raise Outside(f"{name or 'The request'} must be a JSON object, not {show(value)}.")
         start = f"{name}." if name else ""

@@ -6,6 +6,7 @@ SGLang knows no others and says so in a traceback.
 """
 
 import functools
+from typing import Any
 
 from dspark.host.requests.conversation import CONVERSATION, MESSAGES
 from dspark.host.requests.grammars import grammar
@@ -25,6 +26,7 @@ from dspark.host.requests.rules import (
     one_or_many,
     pattern,
     record,
+    scalar,
     show,
     single_or_list,
     some_text,
@@ -43,15 +45,13 @@ LEAST_REPETITION = 0.01
 TOP_K_ALL = 1 << 30  # SGLang's word for "the whole vocabulary"
 HEALTH_CHECK = "HEALTH_CHECK"  # beginning of the ids of SGLang's own requests, which it may drop
 
-scalar = either(flag, integer(-INT64 - 1, INT64), number(-1e308, 1e308), text)
 
-
-def top_k(value: object, name: str, model: Model) -> None:
+def top_k(value: Any, name: str, model: Model) -> None:
     if type(value) is not int or not (value == -1 or 1 <= value <= TOP_K_ALL):
         integer(1, TOP_K_ALL)(value, f"{name}, unless it is -1,", model)
 
 
-def top_p(value: object, name: str, model: Model) -> None:
+def top_p(value: Any, name: str, model: Model) -> None:
     number(0, 1)(value, name, model)
     if not value:
         raise Outside(f"{name} must be above 0.")
@@ -61,10 +61,10 @@ def top_logprobs(model: Model) -> int:
     return min(MOST_LOGPROBS, model.vocab_size)
 
 
-def logit_bias(value: object, name: str, model: Model) -> None:
+def logit_bias(value: Any, name: str, model: Model) -> None:
     """Token ids, written as strings, and what is added to their logits."""
     record({})(value, name, model)
-    for key, bias in value.items():  # type: ignore[attr-defined]
+    for key, bias in value.items():
         written = isinstance(key, str) and key.isascii() and key.isdigit() and str(int(key)) == key
         token(int(key) if written else key, f"The key of {name}", model)
         bias_range(bias, f"{name}.{key}", model)
@@ -73,10 +73,10 @@ def logit_bias(value: object, name: str, model: Model) -> None:
 bias_range = number(-MOST_BIAS, MOST_BIAS)
 
 
-def custom_params(value: object, name: str, model: Model) -> None:
+def custom_params(value: Any, name: str, model: Model) -> None:
     """What SGLang can send to a worker: two levels of scalars."""
     record({})(value, name, model)
-    for key, item in value.items():  # type: ignore[attr-defined]
+    for key, item in value.items():
         text(key, f"The key of {name}", model)
         inner = f"{name}.{show(key)}"
         if isinstance(item, dict):
@@ -87,7 +87,7 @@ def custom_params(value: object, name: str, model: Model) -> None:
             one_or_many(scalar)(item, inner, model)
 
 
-def request_id(value: object, name: str, model: Model) -> None:
+def request_id(value: Any, name: str, model: Model) -> None:
     some_text(value, name, model)
     if str(value).startswith(HEALTH_CHECK):
         raise Outside(f"{name} must not begin with {HEALTH_CHECK}.")
@@ -161,7 +161,7 @@ custom_labels = record({})
 hidden_states = either(flag, choice("last"))
 
 
-def prompts(value: object, name: str, model: Model) -> None:
+def prompts(value: Any, name: str, model: Model) -> None:
     """One prompt of token ids or a list of such prompts."""
     nested = type(value) is list and bool(value) and type(value[0]) is list
     (many(tokens) if nested else tokens)(value, name, model)
@@ -176,7 +176,7 @@ GENERATE = SHARED | {
     "logprob_start_len": one_or_many(integer(-1, INT32)),
     "top_logprobs_num": one_or_many(integer(0, top_logprobs)),
     "token_ids_logprob": one_or_many(one_or_many(token)),
-    "return_sampling_mask": one_or_many(flag),
+    "return_sampling_mask": one_or_many(unserved("what a token was drawn from is not kept")),
     "return_text_in_logprobs": flag,
     "return_flat_raw_top_logprobs": flag,
     "return_flat_raw_top_logprobs_b64": flag,
@@ -221,7 +221,7 @@ GENERATE = SHARED | {
 }
 
 
-def texts_or_tokens(value: object, name: str, model: Model) -> None:
+def texts_or_tokens(value: Any, name: str, model: Model) -> None:
     texts = type(value) is list and bool(value) and type(value[0]) is str
     (many(text) if texts else prompts)(value, name, model)
 
