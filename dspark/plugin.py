@@ -25,9 +25,7 @@ HOOKS: dict[str, Callable] = {
     "arg_groups.speculative_hook._handle_dspark": cpu_hooks.allow_dspark_on_cpu,
     f"{seams.KVC}._build_token_to_kv_pool": hooks.build_kv_pool,
     f"{seams.KVC}._build_token_to_kv_pool_allocator": hooks.build_allocator,
-    "model_executor.pool_configurator.create_memory_pool_configurator": (
-        hooks.make_pool_configurator
-    ),
+    f"{seams.KVC}._resolve_memory_pool_config": hooks.resolve_pool_config,
     "speculative.spec_info.SpeculativeAlgorithm.create_worker": hooks.choose_worker,
     "utils.common.support_triton": cpu_hooks.without_triton_on_cpu,
     "mem_cache.allocation.get_last_loc": cpu_hooks.last_slot_in_torch,

@@ -15,7 +15,7 @@ from dspark.target.attention import attention
 from dspark.target.block import Site, block_sites, collapse_streams, through_sites
 from dspark.target.caches import LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.rope import rope_table
+from dspark.target.rope import rope_table_on
 from dspark.target.weights import TargetWeights
 
 
@@ -36,8 +36,8 @@ class RopeTables(NamedTuple):
 
 def rope_tables(config: ModelConfig, max_positions: int, device: torch.device) -> RopeTables:
     return RopeTables(
-        rope_table(config.rope_theta, max_positions, None).to(device),
-        rope_table(config.compress_rope_theta, max_positions, config.yarn).to(device),
+        rope_table_on(device, config.rope_theta, max_positions, None),
+        rope_table_on(device, config.compress_rope_theta, max_positions, config.yarn),
     )
 
 

@@ -6,6 +6,7 @@ layer. There is no attention factor. Frequencies and angles are computed in fp32
 model was trained with fp32 angles, so more precision would be less faithful.
 """
 
+import functools
 import math
 
 import torch
@@ -30,6 +31,14 @@ def rope_table(theta: float, max_positions: int, yarn: YarnConfig | None) -> tor
         torch.arange(max_positions, dtype=torch.float32), rope_frequencies(theta, yarn)
     )
     return torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+@functools.lru_cache(maxsize=2)
+def rope_table_on(
+    device: torch.device, theta: float, max_positions: int, yarn: YarnConfig | None
+) -> torch.Tensor:
+    """`rope_table` on a device: one tensor for all who ask for the same, target and draft."""
+    return rope_table(theta, max_positions, yarn).to(device)
 
 
 def rope_frequencies(theta: float, yarn: YarnConfig | None) -> torch.Tensor:

@@ -68,11 +68,16 @@ def check_tp(config: ModelConfig, size: int) -> None:
             )
 
 
+def split_axis(name: str) -> int | None:
+    """Axis along which the ranks divide this checkpoint tensor; None where each keeps all of it."""
+    local = _EXPERT.sub("", _BLOCK_PREFIX.sub("", name))
+    return SPLIT_AXIS.get(local.removesuffix(".weight").removesuffix(".scale"))
+
+
 def shard(name: str, tensor: torch.Tensor, table: Table, rank: Rank) -> torch.Tensor:
     """View of the part of `tensor` that this rank keeps."""
     module, _, leaf = name.rpartition(".")
-    local = _EXPERT.sub("", _BLOCK_PREFIX.sub("", name))
-    axis = SPLIT_AXIS.get(local.removesuffix(".weight").removesuffix(".scale"))
+    axis = split_axis(name)
     if axis is None or rank.size == 1:
         return tensor
     if leaf == "scale" and table[f"{module}.weight"].dtype == "F8_E4M3":

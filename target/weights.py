@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 
 from dspark.kernels.hyper import HyperWeight, prepare_hyper
 from dspark.kernels.linear import Bf16Weight, Fp8Weight, prepare_bf16, prepare_fp8
@@ -181,9 +182,15 @@ def load_draft(
     Ledger(table).expect(filter(_is_draft, checkpoint.shard_of))
     rank = Rank(tp_rank, tp_size, torch.device(device))
     blocks, extras = {}, {}
-    for prefix, parts in collect_blocks(
-        checkpoint.tensors(_is_draft), table, rank, config.n_routed_experts
-    ):
+    # SGLang shows the target's shards as they load; this is the draft's part of the wait.
+    arriving = tqdm(
+        checkpoint.tensors(_is_draft),
+        desc="Loading the draft",
+        unit="tensor",
+        total=len(table),
+        disable=tp_rank > 0,
+    )
+    for prefix, parts in collect_blocks(arriving, table, rank, config.n_routed_experts):
         blocks[prefix] = _block(prefix, parts, 0, False, config)
         extras[prefix] = parts
     stages = [f"mtp.{i}." for i in range(require_dspark(config).stages)]

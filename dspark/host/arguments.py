@@ -7,11 +7,12 @@ starts. A model of another family passes through untouched.
 import functools
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspark.errors import UsageError
-from dspark.host import tuned
+from dspark.host import memory_flags, tuned, warm_up
 from dspark.speculation.settings import Settings
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.checkpoint.preflight import check_headers
@@ -104,7 +105,7 @@ FIXED = (
     Fixed("attention_backend", (None, "dsv4"), "it brings its own attention"),
     Fixed("prefill_attention_backend", (None, "dsv4"), "it brings its own attention"),
     Fixed("decode_attention_backend", (None, "dsv4"), "it brings its own attention"),
-    Fixed("moe_runner_backend", ("auto",), "it brings its own expert kernels"),
+    Fixed("moe_runner_backend", ("auto", "marlin"), "it brings its own expert kernels"),
     Fixed("load_format", ("auto", "safetensors"), "it reads the official checkpoint format"),
     Fixed("model_impl", ("auto", "sglang"), "it brings its own model"),
 )
@@ -169,7 +170,12 @@ def resolve(original, server_args) -> None:
         server_args.speculative_algorithm = server_args.speculative_algorithm.upper()
     refuse(server_args, config)
     check_shards(server_args, config)
-    fill_defaults(server_args, config, on_cpu=uses_cpu(server_args))
+    on_cpu = uses_cpu(server_args)
+    fill_defaults(server_args, config, on_cpu)
+    replace_marlin(server_args)
+    warm_up.register()
+    if not on_cpu:  # a CPU compiles nothing
+        warm_up.ask_for(server_args)
     original(server_args)
 
 
@@ -200,6 +206,18 @@ def check_shards(server_args, config: ModelConfig) -> None:
         raise UsageError(str(error)) from None
 
 
+def replace_marlin(server_args) -> None:
+    """Say what runs in place of Marlin, which existing command lines ask for."""
+    if server_args.moe_runner_backend == "marlin":
+        server_args.moe_runner_backend = "auto"
+        print(
+            "dspark: --moe-runner-backend marlin: the experts run in this package's own MXFP4 "
+            "kernel instead, because Marlin's sums of a row depend on the other rows of its batch.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def uses_cpu(server_args) -> bool:
     from sglang.srt.utils import get_device
 
@@ -222,6 +240,7 @@ def refuse(server_args, config: ModelConfig) -> None:
         if os.environ.get(name, "0").lower() in ("1", "true", "yes"):
             raise UsageError(f"{name} is set, but sglang-dspark does not serve {what}.")
     refuse_sizes(server_args)
+    memory_flags.refuse_long_context(server_args, config)
     refuse_speculation(server_args, config)
     tuned.files()  # a bad path should stop the launcher, not a worker
     if not uses_cpu(server_args):
@@ -249,6 +268,7 @@ def refuse_sizes(server_args) -> None:
             f"--max-total-tokens {tokens} is less than the {MIN_POOL_TOKENS} tokens that one "
             "request needs."
         )
+    memory_flags.refuse_uneven_tokens(server_args)
     requests = server_args.max_running_requests
     if requests is not None and requests < 1:
         raise UsageError(f"--max-running-requests {requests} must be at least 1.")
@@ -310,7 +330,10 @@ def refuse_gpu() -> None:
 
 def fill_defaults(server_args, config: ModelConfig, on_cpu: bool) -> None:
     """Give flags that were left out the values that suit this model; never change a given one."""
-    for field, value in default_flags(config, on_cpu).items():
+    free = memory_flags.card_bytes(server_args, on_cpu)
+    if free is not None:
+        memory_flags.fill(server_args, config, free)
+    for field, value in default_flags(config, on_cpu, budgeted=free is not None).items():
         if getattr(server_args, field) is None:
             setattr(server_args, field, value)
     if not on_cpu and server_args.cuda_graph_max_bs_decode is None:
@@ -324,11 +347,15 @@ def fill_defaults(server_args, config: ModelConfig, on_cpu: bool) -> None:
         os.environ.setdefault(name, value)
 
 
-def default_flags(config: ModelConfig, on_cpu: bool) -> dict[str, Any]:
+def default_flags(config: ModelConfig, on_cpu: bool, budgeted: bool) -> dict[str, Any]:
+    """Values of flags that were left out; `budgeted` where the cards' memory has chosen some."""
     # Prefill shapes vary too much to be worth a graph each.
     flags: dict[str, Any] = {"cuda_graph_backend_prefill": "disabled"}
     if not on_cpu:
-        return flags | {"max_running_requests": 48}
+        return flags
+    flags["min_free_slots_delay"] = 1  # admit a request as soon as one slot is free
+    if budgeted:
+        return flags
     # A request's worst case is its whole context; eight of them must not exhaust a laptop.
     pool = min(8 * config.max_position_embeddings, 64 * 1024)
     return flags | {
@@ -336,7 +363,6 @@ def default_flags(config: ModelConfig, on_cpu: bool) -> dict[str, Any]:
         "max_total_tokens": pool,
         "mem_fraction_static": 0.9,  # no bound in effect: the pools hold `max_total_tokens`
         "chunked_prefill_size": 2 * PAGE_TOKENS,
-        "min_free_slots_delay": 1,  # admit a request as soon as one slot is free
     }
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
+from dspark.host.pool_sizes import context_pages
 from dspark.host.pools import DSparkKVPool
 from dspark.kernels.compress import few_rows
 from dspark.kernels.step import StepMeta, step_meta
@@ -63,7 +64,7 @@ class DSparkAttentionBackend(AttentionBackend):
         self.token_to_kv_pool: DSparkKVPool = runner.token_to_kv_pool
         self.req_to_token_pool = runner.req_to_token_pool
         self.config = ModelConfig.from_hf(runner.model_config.hf_config)
-        self.context_pages = -(-(runner.model_config.context_len + PAGE_TOKENS) // PAGE_TOKENS)
+        self.context_pages = context_pages(runner.model_config.context_len)
         self.rope = rope_tables(
             self.config, self.context_pages * PAGE_TOKENS, torch.device(runner.device)
         )
@@ -73,6 +74,8 @@ class DSparkAttentionBackend(AttentionBackend):
         self.verify_rows = torch.full(
             (slots,), torch.iinfo(torch.int32).max, dtype=torch.int64, device=runner.device
         )
+        self.workspace_bytes = runner.model.memory_report.budget.workspace
+        self.workspace_reserved = False
         self.forward_metadata: StepMeta | None = None
         self.few_rows = False  # of the forward that `forward_metadata` describes
 
@@ -96,10 +99,22 @@ class DSparkAttentionBackend(AttentionBackend):
         """Eager entry: tables only as wide as the longest request of this batch."""
         if fb.forward_mode.is_idle():
             return
+        if fb.forward_mode.is_extend() and not self.workspace_reserved:
+            self._reserve_workspace()
         state = self.token_to_kv_pool.state
         state.begin_forward()
         self.forward_metadata = self._meta(fb, self._pages_in_use(fb))
         state.observe(self.forward_metadata, fb.req_pool_indices)
+
+    def _reserve_workspace(self) -> None:
+        """Have torch keep the bytes of the widest forward, on the stream that forwards run on.
+
+        The first prompt is a warm-up's; from then on nothing of the budget is left to ask for.
+        """
+        self.workspace_reserved = True
+        if self.verify_rows.is_cuda:
+            torch.cuda.empty_cache()
+            torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.verify_rows.device)
 
     def _meta(self, fb, pages: int) -> StepMeta:
         rows = batch_rows(fb, self.verify_rows)

@@ -3,11 +3,12 @@
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
+from dspark.host.pool_sizes import context_pages
 from dspark.host.pools import WindowPool
 from dspark.kernels.step import DraftMeta, draft_meta
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.config import ModelConfig
-from dspark.target.rope import rope_table
+from dspark.target.rope import rope_table_on
 
 
 class DraftAttentionBackend(AttentionBackend):
@@ -26,9 +27,11 @@ class DraftAttentionBackend(AttentionBackend):
         self.config = ModelConfig.from_hf(runner.model_config.hf_config)
         assert self.config.dspark is not None
         self.gamma = self.config.dspark.block_size
-        positions = runner.model_config.context_len + PAGE_TOKENS
-        table = rope_table(self.config.rope_theta, positions, None)
-        self.rope = table.to(torch.device(runner.device))
+        positions = context_pages(runner.model_config.context_len) * PAGE_TOKENS
+        # The very table of the target's window-only layers.
+        self.rope = rope_table_on(
+            torch.device(runner.device), self.config.rope_theta, positions, None
+        )
         self.layer_caches = self.token_to_kv_pool.layer_caches
         self.forward_metadata: DraftMeta | None = None
 

@@ -67,14 +67,14 @@ def build_allocator(original, configurator, **kwargs):
     )
 
 
-def make_pool_configurator(original, kvc):
+def resolve_pool_config(original, configurator, pre_model_load_memory):
     from sglang.srt.configs.model_config import is_deepseek_v4
 
-    if not is_deepseek_v4(kvc.model_config.hf_config):
-        return original(kvc)
-    from dspark.host.pools import DSparkPoolConfigurator
+    if not is_deepseek_v4(configurator.model_config.hf_config):
+        return original(configurator, pre_model_load_memory)
+    from dspark.host.pools import resolve_pool_config
 
-    return DSparkPoolConfigurator(kvc)
+    return resolve_pool_config(configurator, pre_model_load_memory)
 
 
 def choose_worker(original, algorithm, server_args):
@@ -222,8 +222,12 @@ def relay_ordinary_tokens(original, scheduler, future_indices, batch_result):
 
 def add_dspark_section(original, scheduler, recv_req):
     output = original(scheduler, recv_req)
-    section = output.internal_state.pop("dspark_info_record", None)
-    if section is not None:
+    section = output.internal_state.pop("dspark_info_record", None) or {}
+    if is_ours():
+        from dspark.host.server_section import of_target
+
+        section |= of_target(scheduler.tp_worker.model_runner)
+    if section:
         output.internal_state["dspark"] = section
     return output
 

@@ -1,39 +1,16 @@
-"""KV and state memory of DeepSeek-V4 inside SGLang, and how much of it a machine can hold.
-
-The full pool holds what a request keeps for life: compressed entries (1/4 and 1/128 of a token
-a layer) and indexer keys. The window pool holds the latents of the last 128 tokens and the C4
-rings, and its pages return as the window slides. C128 rings belong to request slots.
-"""
-
-from typing import NamedTuple
+"""KV and state memory of DeepSeek-V4 inside SGLang (sizes: `dspark.host.pool_sizes`)."""
 
 import torch
 from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
-from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig, MemoryPoolConfigurator
+from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
 
+from dspark.host import memory_report
+from dspark.host.pool_sizes import layers_of, state_geometry
 from dspark.kernels.indexer.pages import PACKED_STRIDE
 from dspark.kernels.qkv.pages import page_stride
-from dspark.state import StateGeometry, StateLifecycle
+from dspark.state import StateLifecycle
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-
-
-def layers_of(config: ModelConfig, ratio: int) -> list[int]:
-    """Layer indices of one kind, ascending: their order in the state rings."""
-    return [i for i, r in enumerate(config.compress_ratios) if r == ratio]
-
-
-def state_geometry(
-    config: ModelConfig, slots: int, window_pages: int, verify_rows: int
-) -> StateGeometry:
-    """Rings for `slots` requests and `window_pages` pages; `verify_rows` is 1 without drafts."""
-    return StateGeometry.for_model(
-        slots=slots,
-        swa_pages=window_pages,
-        verify_rows=verify_rows,
-        c4_layers=len(layers_of(config, 4)),
-        c128_layers=len(layers_of(config, 128)),
-    )
 
 
 def _pool(pages: int, stride: int, device) -> torch.Tensor:
@@ -141,70 +118,23 @@ def build_kv_pool(configurator, *, sizes, req_to_token_pool) -> WindowPool:
     return pool
 
 
-class PoolBytes(NamedTuple):
-    full_page: int  # entries and indexer keys of 256 tokens, all layers
-    window_page: int  # latents and C4 rows of 256 tokens, all layers and draft stages
-    slot: int  # C128 rings of one request
+def resolve_pool_config(configurator, pre_model_load_memory: float) -> MemoryPoolConfig:
+    """Sizes of the pools, for SGLang; the budget they follow from is kept for `build_kv_pool`.
 
+    Args:
+        configurator: SGLang's KVCacheConfigurator of the target runner; weights are loaded.
+        pre_model_load_memory: free GiB before that; not needed, the budget counts in bytes.
 
-def pool_bytes(config: ModelConfig, stages: int, verify_rows: int) -> PoolBytes:
-    c4, c128 = len(layers_of(config, 4)), len(layers_of(config, 128))
-    one = state_geometry(config, 1, 1, verify_rows).nbytes()  # two owners: padding and one more
-    return PoolBytes(
-        full_page=c4 * (page_stride(C4_PER_PAGE) + PACKED_STRIDE)
-        + c128 * page_stride(C128_PER_PAGE),
-        window_page=(config.num_hidden_layers + stages) * page_stride(PAGE_TOKENS)
-        + (one["c4"] + one["idx"]) // 2,
-        slot=one["c128"] // 2,
-    )
-
-
-class DSparkPoolConfigurator(MemoryPoolConfigurator):
-    """Splits memory between the full and the window pool.
-
-    The window pool gets what the running requests and one prefill chunk need, or
-    `--swa-full-tokens-ratio` of the full pool where that is more (a larger window pool keeps more
-    prefixes reusable); never more than the full pool.
+    Raises:
+        UsageError: the pools that the flags ask for do not fit.
     """
-
-    def __init__(self, kvc):
-        args = kvc.server_args
-        config = ModelConfig.from_hf(kvc.model_config.hf_config)
-        verify_rows = args.speculative_num_draft_tokens or 1
-        stages = config.dspark.stages if verify_rows > 1 and config.dspark else 0
-        self.bytes = pool_bytes(config, stages, verify_rows)
-        self.slots = args.max_running_requests or 1
-        self.ratio = args.swa_full_tokens_ratio
-        # Window, the pages that straddle its two ends, and the slots a verify reserves ahead.
-        self.needed_pages = 4 * self.slots + (args.chunked_prefill_size or 0) // PAGE_TOKENS + 1
-
-    def window_pages(self, full_pages: int) -> int:
-        return min(full_pages, max(self.needed_pages, int(full_pages * self.ratio)))
-
-    def total_bytes(self, full_pages: int) -> int:
-        """Memory of all pools, the reserved page and slot included."""
-        return (
-            (full_pages + 1) * self.bytes.full_page
-            + (self.window_pages(full_pages) + 1) * self.bytes.window_page
-            + (self.slots + 1) * self.bytes.slot
-        )
-
-    def calculate_pool_sizes(self, available_bytes: int, page_size: int) -> MemoryPoolConfig:
-        low, high = 0, max(available_bytes // self.bytes.full_page, 1)
-        while low < high:  # the largest page count that fits; total_bytes is monotone
-            middle = (low + high + 1) // 2
-            if self.total_bytes(middle) <= available_bytes:
-                low = middle
-            else:
-                high = middle - 1
-        return self.calculate_pool_sizes_from_max_tokens(low * PAGE_TOKENS, page_size)
-
-    def calculate_pool_sizes_from_max_tokens(
-        self, max_total_num_tokens: int, page_size: int
-    ) -> MemoryPoolConfig:
-        pages = max_total_num_tokens // PAGE_TOKENS
-        return MemoryPoolConfig(
-            max_total_num_tokens=pages * PAGE_TOKENS,
-            full_max_total_num_tokens=pages * PAGE_TOKENS,
-            swa_max_total_num_tokens=self.window_pages(pages) * PAGE_TOKENS,
-        )
+    made = memory_report.measure(configurator)
+    pages = made.budget.tokens // PAGE_TOKENS
+    configurator.model.memory_report = made
+    return MemoryPoolConfig(
+        max_total_num_tokens=made.budget.tokens,
+        max_running_requests=made.load.requests,
+        full_max_total_num_tokens=made.budget.tokens,
+        swa_max_total_num_tokens=made.load.window_pages(pages) * PAGE_TOKENS,
+        mem_fraction_static=configurator.server_args.mem_fraction_static,
+    )

@@ -103,21 +103,17 @@ SEAMS = (
             "token_to_kv_pool_allocator",
         ),
     ),
-    Seam("model_executor.pool_configurator.create_memory_pool_configurator", Use.HOOK, ("kvc",)),
+    Seam(f"{KVC}._resolve_memory_pool_config", Use.HOOK, ("self", "pre_model_load_memory")),
     Seam(
         "model_executor.pool_configurator.MemoryPoolConfig",
         Use.CALL,
-        ("max_total_num_tokens", "full_max_total_num_tokens", "swa_max_total_num_tokens"),
-    ),
-    Seam(
-        "model_executor.pool_configurator.MemoryPoolConfigurator.calculate_pool_sizes",
-        Use.BASE,
-        ("available_bytes", "page_size"),
-    ),
-    Seam(
-        "model_executor.pool_configurator.MemoryPoolConfigurator.calculate_pool_sizes_from_max_tokens",
-        Use.BASE,
-        ("max_total_num_tokens", "page_size"),
+        (
+            "max_total_num_tokens",
+            "max_running_requests",
+            "full_max_total_num_tokens",
+            "swa_max_total_num_tokens",
+            "mem_fraction_static",
+        ),
     ),
     Seam("mem_cache.base_swa_memory_pool.BaseSWAKVPool.register_mapping", Use.BASE),
     Seam(
@@ -385,6 +381,14 @@ SEAMS = (
     ),
     # Helpers that any of the above lean on.
     Seam("utils.get_device", Use.CALL),
+    Seam(
+        "utils.get_available_gpu_memory",
+        Use.CALL,
+        ("device", "gpu_id", "distributed", "cpu_group"),
+    ),
+    Seam("distributed.get_world_group", Use.CALL),
+    Seam("entrypoints.warmup.warmup", Use.CALL, ("name",)),
+    Seam("managers.io_struct.GenerateReqInput", Use.CALL, ("input_ids", "sampling_params")),
     Seam("utils.is_cpu", Use.CALL),
     Seam("utils.get_num_new_pages", Use.CALL, ("seq_lens", "page_size", "prefix_lens", "decode")),
     Seam("utils.kill_process_tree", Use.CALL, ("parent_pid", "include_parent")),

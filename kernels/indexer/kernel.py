@@ -22,7 +22,7 @@ from dspark.kernels.tooling.entries import AotEntry
 
 PROGRAMS = 2048  # of a launch of the logits kernel: a few times what any card runs at once
 MOST_PER_ROW, FEWEST_PER_ROW = 256, 4
-LOGITS_BYTES = 256 << 20  # of the scores of one chunk of prefill rows
+LOGITS_BYTES = 64 << 20  # of the scores of one chunk of prefill rows
 
 LAUNCH = {
     "query": LaunchConfig(4, 1, {"BH": 16}),

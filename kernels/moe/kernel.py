@@ -1,5 +1,5 @@
-"""Triton routing and MXFP4 experts: two launches for few rows, three for more, and for prompts a
-sort and as many ranges of columns as the workspace asks for.
+"""Triton routing and MXFP4 experts: two launches for few rows, three for more, with a sort before
+them from MANY_PAIRS on, and for prompts as many ranges of columns as the workspace asks for.
 
 `_gate_up` multiplies rows by w1 and w3 of their expert and applies SwiGLU; `_down` multiplies by
 w2 and scales by the routing weight; the slots of a row are added in ascending expert id.
@@ -24,10 +24,12 @@ from dspark.kernels.tooling.entries import AotEntry
 LAUNCH = {
     "gate_up.few": LaunchConfig(4, 3, {"BI": 8}),
     "gate_up.many": LaunchConfig(4, 3, {"BM": 8, "BI": 32}),
+    "gate_up.sorted": LaunchConfig(4, 3, {"BM": 8, "BI": 32}),
     "gate_up.prefill": LaunchConfig(8, 2, {"BM": 64, "BI": 64}),
     "down.one": LaunchConfig(4, 3, {"BN": 32}),
     "down.few": LaunchConfig(4, 3, {"BN": 64}),
     "down.many": LaunchConfig(4, 3, {"BM": 8, "BN": 256}),
+    "down.sorted": LaunchConfig(4, 3, {"BM": 8, "BN": 256}),
     "down.prefill": LaunchConfig(8, 2, {"BM": 64, "BN": 128}),
     "combine": LaunchConfig(4, 1, {"BT": 8, "BN": 128}),
     "route": LaunchConfig(1, 1, {}),
@@ -35,6 +37,9 @@ LAUNCH = {
 ONE_PAIRS = 18  # pairs up to which the second matrix needs narrow programs to fill the card
 FEW_PAIRS = 64  # (row, slot) pairs up to which each has programs of its own
 MANY_PAIRS = 512  # pairs up to which a tile finds its rows by itself; beyond, pairs are sorted
+# Pairs up to which tiles stay small: 48 requests that verify six rows each choose 1,728 experts of
+# 256, so that a tall tile would hold seven rows and read its weights no faster for it.
+SORTED_PAIRS = 2048
 PREFILL_SLOTS_BYTES = 64 << 20  # workspace bound of the second GEMM
 
 
@@ -478,8 +483,8 @@ def _many(x, experts, route, limit, shared, h, y):
     tiles = order = None
     regime, lanes, programs = "many", MANY_PAIRS, pairs
     if pairs > MANY_PAIRS:
-        regime, lanes = "prefill", 0
-        tile_rows = LAUNCH["gate_up.prefill"].constexprs["BM"]
+        regime, lanes = "sorted" if pairs <= SORTED_PAIRS else "prefill", 0
+        tile_rows = LAUNCH[f"gate_up.{regime}"].constexprs["BM"]
         order, tiles = sorted_tiles(route.experts.flatten(), experts.w13.shape[0], tile_rows)
         programs = tiles.shape[0]
 
@@ -649,7 +654,7 @@ def _aot() -> list[AotEntry]:
             for regime in ("one", "few")
         ),
     ]
-    for regime, lanes in (("many", MANY_PAIRS), ("prefill", 0)):
+    for regime, lanes in (("many", MANY_PAIRS), ("sorted", 0), ("prefill", 0)):
         found = {"PAIRS": lanes} | ({"tiles": None, "order": None} if lanes else {})
         entries += [
             entry(

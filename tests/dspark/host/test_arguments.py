@@ -159,10 +159,12 @@ def test_defaults_fill_only_what_was_left_out(monkeypatch, tmp_path):
     assert args.skip_tokenizer_init  # the directory holds no tokenizer
 
     (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setenv("DSPARK_CARD_BYTES", str(2 << 30))
     args = server_args(model_path=str(tmp_path), max_running_requests=3)
     arguments.fill_defaults(args, TINY, on_cpu=False)
     assert args.max_running_requests == args.cuda_graph_max_bs_decode == 3
-    assert args.max_total_tokens is None  # SGLang measures the GPU
+    assert args.context_length == TINY.max_position_embeddings
+    assert args.max_total_tokens is None  # the worker measures what its weights leave
     assert not args.skip_tokenizer_init
 
 

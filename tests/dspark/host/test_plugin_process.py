@@ -62,7 +62,7 @@ calls = [
     cpu_hooks.allow_dspark_on_cpu(original, args),
     hooks.build_kv_pool(original, None, is_dsv4_model=False),
     hooks.build_allocator(original, None, is_dsv4_model=False),
-    hooks.make_pool_configurator(original, Some(model_config=Some(hf_config=llama))),
+    hooks.resolve_pool_config(original, Some(model_config=Some(hf_config=llama)), 1.0),
     hooks.choose_worker(original, algorithm, args),
     cpu_hooks.without_triton_on_cpu(original, "intel_amx"),
     cpu_hooks.bonus_tokens_without_stream(original, future, Some(spec_info=object())),

@@ -27,13 +27,28 @@ def test_decode_matches_the_reference(rows, shared):
     assert_close(got, reference.moe_mxfp4(x, experts, route, 10.0, extra))
 
 
-def test_prefill_matches_the_reference(monkeypatch):
-    """Sorted tiles, in-program split sums and two column ranges."""
+@pytest.mark.parametrize("sorted_pairs", [0, 2048])
+def test_prefill_matches_the_reference(monkeypatch, sorted_pairs):
+    """Sorted tiles, tall or small, in-program split sums and two column ranges."""
     x, experts, route = case(5, hidden=2048, width=64)
     want = reference.moe_mxfp4(x, experts, route, 10.0, None)
     monkeypatch.setattr(kernel, "MANY_PAIRS", 0)
+    monkeypatch.setattr(kernel, "SORTED_PAIRS", sorted_pairs)
     monkeypatch.setattr(kernel, "PREFILL_SLOTS_BYTES", 4 * 10 * 1024)
     assert_close(run(x, experts, route, 10.0, None), want)
+
+
+def test_a_row_has_the_same_bits_in_every_regime(monkeypatch):
+    """Programs of pairs, tiles that find their rows, small sorted tiles, tall sorted tiles."""
+    x, experts, route = case(5, count=3, hidden=2048, width=32)
+    found = []
+    for few, many, short in ((64, 512, 2048), (0, 512, 2048), (0, 0, 2048), (0, 0, 0)):
+        monkeypatch.setattr(kernel, "FEW_PAIRS", few)
+        monkeypatch.setattr(kernel, "MANY_PAIRS", many)
+        monkeypatch.setattr(kernel, "SORTED_PAIRS", short)
+        found.append(run(x, experts, route, 10.0, None))
+    for other in found[1:]:
+        assert torch.equal(other, found[0])
 
 
 @pytest.mark.parametrize(("hidden", "width"), [(64, 32), (192, 96), (192, 256), (384, 160)])
