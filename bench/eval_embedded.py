@@ -2,7 +2,7 @@
 
     python -m dspark.bench.eval_embedded bench/results/embedded-acceptance.json
 
-A server completes held-out code and prose at temperatures 0 and 1 and records every verified
+A server completes code, prose and Chinese at temperatures 0 and 1 and records every verified
 block: the confidence logits, and how many drafts the target accepted. The calibration that ships
 with the checkpoint was fitted on other prompts, so its error is measured on fresh text. So few
 blocks show an error even where every prediction is right: `ece_by_chance` says how large.

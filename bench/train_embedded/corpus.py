@@ -60,23 +60,19 @@ def build(directory: Path, vocab_size: int, max_documents: int | None = None) ->
 
     max_documents: per source, for tests.
     """
-    documents = [d for d in _documents(max_documents) if len(d.text) >= MIN_FILE_BYTES]
+    kept = [d for d in documents(max_documents) if len(d.text) >= MIN_FILE_BYTES]
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer([d.text for d in documents if "heldout" not in d.part], vocab_size)
+    tokenizer = train_tokenizer([d.text for d in kept if "heldout" not in d.part], vocab_size)
     tokenizer.save(str(directory / "tokenizer.json"))
     parts = ("stdlib", "packages", "prose", "heldout_code", "heldout_prose")
-    streams = {
-        part: _encode(tokenizer, [d.text for d in documents if d.part == part]) for part in parts
-    }
+    streams = {part: _encode(tokenizer, [d.text for d in kept if d.part == part]) for part in parts}
     np.savez_compressed(directory / "tokens.npz", allow_pickle=False, **streams)
     manifest = {
         "python": platform.python_version(),
         "licences": {"Python standard library": "PSF-2.0"} | PACKAGES,
         "versions": {name: _version(name) for name in PACKAGES},
-        "documents": {part: sum(d.part == part for d in documents) for part in parts},
-        "characters": {
-            part: sum(len(d.text) for d in documents if d.part == part) for part in parts
-        },
+        "documents": {part: sum(d.part == part for d in kept) for part in parts},
+        "characters": {part: sum(len(d.text) for d in kept if d.part == part) for part in parts},
         "tokens": {part: len(stream) for part, stream in streams.items()},
         "sha256": {
             part: hashlib.sha256(stream.tobytes()).hexdigest() for part, stream in streams.items()
@@ -122,7 +118,7 @@ def _encode(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     return np.concatenate(pieces) if pieces else np.zeros(0, np.uint16)
 
 
-def _documents(limit: int | None) -> Iterator[Document]:
+def documents(limit: int | None = None) -> Iterator[Document]:
     """Documents of all sources in a fixed order, each text once."""
     seen: set[bytes] = set()
     stdlib = Path(sysconfig.get_paths()["stdlib"])

@@ -16,8 +16,11 @@ from typing import NamedTuple
 from dspark import embedded
 from dspark.commands.local_server import LocalServer, Output, ServerFailed
 
-# Every fourth held-out prompt: chosen neither by how well the text is drafted nor by how it reads.
-PROMPTS = embedded.held_out()["code"][::4]
+# The first and fifth of both styles: chosen neither by how well the text is drafted nor by how it
+# reads.
+PROMPTS = [
+    prompt for kind in ("terse code", "typed code") for prompt in embedded.held_out()[kind][::4]
+]
 NEW_TOKENS = 96
 DSPARK_FLAGS = ("--speculative-algorithm", "dspark")
 

@@ -4,10 +4,11 @@
 it was trained and how well it does.
 """
 
-import json
 from pathlib import Path
 
 DIRECTORY = Path(__file__).parent
+KINDS = ("terse code", "typed code", "prose", "Chinese")
+SEPARATOR = "\n%%%%\n"  # between the prompts of a file
 
 
 def checkpoint() -> Path:
@@ -26,6 +27,10 @@ def step_cost() -> Path:
 
 
 def held_out() -> dict[str, list[str]]:
-    """Prompts that are not in its training data: 16 of `code`, 8 of `prose` (PSF-2.0)."""
-    content = json.loads((DIRECTORY / "held_out.json").read_text())
-    return {kind: content[kind] for kind in ("code", "prose")}
+    """Prompts by kind, written for this project, so that none is in its training data."""
+    return {kind: _prompts(kind) for kind in KINDS}
+
+
+def _prompts(kind: str) -> list[str]:
+    file = DIRECTORY / "prompts" / f"{kind.lower().replace(' ', '_')}.txt"
+    return file.read_text(encoding="utf-8").removesuffix("\n").split(SEPARATOR)

@@ -5,6 +5,7 @@ import torch
 
 from dspark import embedded
 from dspark.bench.eval_embedded import chance_error, reliability, summarise
+from dspark.bench.train_embedded import corpus, overlap
 
 ALWAYS, EVEN = 40.0, 0.0  # logits of chance 1 and 1/2
 
@@ -54,5 +55,26 @@ def test_reliability_bins():
 
 def test_held_out_prompts_are_different_texts():
     prompts = embedded.held_out()
-    assert {kind: len(set(texts)) for kind, texts in prompts.items()} == {"code": 16, "prose": 8}
-    assert all(300 <= len(text) <= 420 for texts in prompts.values() for text in texts)
+    assert {kind: len(set(texts)) for kind, texts in prompts.items()} == {
+        "terse code": 8,
+        "typed code": 8,
+        "prose": 8,
+        "Chinese": 4,
+    }
+    assert all(380 <= len(text) <= 540 for texts in prompts.values() for text in texts)
+
+
+@pytest.mark.parametrize("offset", range(overlap.WINDOW + 1))
+def test_a_run_shared_with_the_corpus_is_found_at_every_offset(offset):
+    """40 characters, and no shorter run, wherever they stand in either text."""
+    run = "".join(chr(ord("A") + i) for i in range(overlap.WINDOW))
+    prompt = ["~" * offset + run + "!"]
+    text = "-" * offset + run
+    assert overlap.shared_windows(prompt, [text]) == {run}
+    assert overlap.shared_windows(prompt, [text[:-1] + "?", "-" + run[1:]]) == set()
+
+
+@pytest.mark.deep
+def test_no_prompt_is_in_the_training_data():
+    prompts = [prompt for texts in embedded.held_out().values() for prompt in texts]
+    assert overlap.shared_windows(prompts, (d.text for d in corpus.documents())) == set()

@@ -57,7 +57,7 @@ def test_its_text_is_far_more_likely_than_chance():
 def test_speculation_emits_what_the_target_alone_emits_in_fewer_steps():
     """On text it was not trained on, in served precision."""
     tokenizer = Tokenizer.from_file(str(embedded.checkpoint() / "tokenizer.json"))
-    prompt = tokenizer.encode(embedded.held_out()["code"][0]).ids
+    prompt = tokenizer.encode(embedded.held_out()["typed code"][0]).ids
     speculation = Speculation(embedded.checkpoint(), torch.bfloat16)
     emitted, accepted = speculation.generate(prompt, 20)
     config = speculation.config
