@@ -3,7 +3,8 @@
     python -m dspark.bench.report            # tables between markers, and the charts
     python -m dspark.bench.report --check    # exit status 1 when README disagrees with the records
 
-A table stands between `<!-- bench:NAME -->` and `<!-- /bench -->`; NAME is one of `TABLES`.
+A table stands between `<!-- bench:NAME -->` and `<!-- /bench -->`; NAME is one of `TABLES`, or
+`options` for that of the flags.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dspark import options
 from dspark.bench.medians import median_levels
 from dspark.bench.table import accuracy, counted, number
 from dspark.bench.throughput import THROUGHPUTS
@@ -315,6 +317,8 @@ TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
 
 def render(name: str, results: Path) -> str:
     """ReportError for an unknown name or a record that is not there."""
+    if name == "options":
+        return options.markdown()
     if name not in TABLES:
         raise ReportError(f"README asks for bench:{name}; known are {', '.join(TABLES)}.")
     file, show = TABLES[name]
@@ -336,7 +340,7 @@ def regenerate(readme: str, results: Path) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dspark.bench.report", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing, compare")
-    options = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     readme = REPOSITORY / "README.md"
     text = readme.read_text()
     try:
@@ -344,7 +348,7 @@ def main(argv: list[str] | None = None) -> int:
     except ReportError as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    if options.check:
+    if arguments.check:
         if fresh != text:
             print("README.md does not show what bench/results says.", file=sys.stderr)
         return int(fresh != text)

@@ -6,6 +6,7 @@ of SGLang is imported there.
 """
 
 import importlib
+import importlib.metadata
 import sys
 
 from dspark.standins import install_if_cpu
@@ -30,6 +31,10 @@ COMMANDS = {
         "dspark.commands.demo:main",
         "serve a small model on this machine and stream a few completions",
     ),
+    "python": (
+        "dspark.commands.python:main",
+        "run a module, file or -c CODE of SGLang's, such as -m sglang.bench_serving",
+    ),
     "bench": ("dspark.bench.cli:main", "measure servers and kernels, compare outputs"),
 }
 
@@ -37,7 +42,19 @@ COMMANDS = {
 def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "usage: dspark COMMAND [ARGS]\n\ncommands:\n" + "\n".join(lines)
+    return "usage: dspark COMMAND [ARGS]\n       dspark --version\n\ncommands:\n" + "\n".join(lines)
+
+
+def version() -> str:
+    """This package's version and that of the SGLang it finds."""
+    return f"sglang-dspark {_installed('sglang-dspark')}, SGLang {_installed('sglang')}"
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,6 +62,9 @@ def main(argv: list[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print(usage())
+        return 0
+    if name == "--version":
+        print(version())
         return 0
     if name not in COMMANDS:
         print(f"dspark: unknown command {name!r}\n\n{usage()}", file=sys.stderr)

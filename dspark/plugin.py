@@ -5,12 +5,15 @@ import sys
 from collections.abc import Callable
 
 from dspark.errors import UsageError
-from dspark.host import arguments, cpu_hooks, hooks, http_hooks, seams
+from dspark.host import arguments, config_file, cpu_hooks, hooks, http_hooks, seams
+from dspark.host.command_line import flag_value
 
 _registered = False
 
 HOOKS: dict[str, Callable] = {
     "server_args.ServerArgs.__post_init__": hooks.resolve_arguments,
+    "server_args.ServerArgs.add_cli_args": hooks.add_flags,
+    "server_args.ServerArgs.__repr__": hooks.hide_keys,
     "entrypoints.http_server.ORJSONRequest.json": http_hooks.check_body,
     "managers.tokenizer_manager.TokenizerManager.generate_request": hooks.check_generate,
     "managers.tokenizer_manager.TokenizerManager._validate_one_request": hooks.check_prompt,
@@ -66,8 +69,21 @@ def make_backend(runner):
 
 
 def refuse_model(sentence: str) -> None:
-    """Leave SGLang as it is, but stop it from serving DeepSeek-V4 with its stock classes."""
+    """Leave SGLang as it is, but stop it from serving DeepSeek-V4 with its stock classes.
+
+    Three times, since an SGLang that we do not know may have lost any of the places: by the model
+    that the command line names, where the arguments are made, and where a worker would build the
+    model (`seams.check_worker`).
+
+    Raises:
+        UsageError: the command line names a DeepSeek-V4.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    seams.refuse_in_worker(sentence)
+    path = flag_value(sys.argv, "--model-path", "--model")
+    if path and config_file.is_deepseek_v4(path, flag_value(sys.argv, "--revision")):
+        raise UsageError(sentence)
 
     def stop(server_args):
         if arguments.is_deepseek_v4(server_args):

@@ -1,7 +1,7 @@
 """`dspark fit-confidence`: calibrate the confidence head on blocks a server has verified.
 
-Serve with `DSPARK_SAMPLES=samples.jsonl` (and `DSPARK_VERIFY=static`, no calibration), send it
-typical requests, then fit, and serve with `DSPARK_CALIBRATION` naming the result.
+Serve with `--dspark-samples samples.jsonl`, send it typical requests, then fit, and serve with
+`--dspark-calibration` naming the result.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from dspark.speculation.step_cost import TableError
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dspark fit-confidence", description=__doc__)
-    parser.add_argument("samples", help="file that DSPARK_SAMPLES named")
+    parser.add_argument("samples", help="file that --dspark-samples named")
     parser.add_argument("calibration", help="JSON file to write")
     parser.add_argument("--dataset", default="unnamed", help="what the requests were, for the file")
     arguments = parser.parse_args(argv)

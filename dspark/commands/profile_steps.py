@@ -1,7 +1,7 @@
 """`dspark profile-steps`: measure what a step costs by the rows it verifies.
 
 Starts a server, runs batches of several sizes under several verify budgets, and writes the table
-that `DSPARK_STEP_COST` takes. Drafts are forced to be random, so that every step of every request
+that `--dspark-step-cost` takes. Drafts are forced to be random, so that every step of every request
 emits one token and steps can be counted from outside.
 """
 

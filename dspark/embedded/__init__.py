@@ -17,12 +17,12 @@ def checkpoint() -> Path:
 
 
 def calibration() -> Path:
-    """Temperatures of its confidence head, for `DSPARK_CALIBRATION`."""
+    """Temperatures of its confidence head, for `--dspark-calibration`."""
     return DIRECTORY / "confidence.json"
 
 
 def step_cost() -> Path:
-    """What its steps cost on a two-core CPU, for `DSPARK_STEP_COST`."""
+    """What its steps cost on a two-core CPU, for `--dspark-step-cost`."""
     return DIRECTORY / "step_cost.json"
 
 

@@ -4,15 +4,15 @@
 starts. A model of another family passes through untouched.
 """
 
-import functools
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dspark import options
 from dspark.errors import UsageError
-from dspark.host import memory_flags, tuned, warm_up
+from dspark.host import config_file, memory_flags, tuned, warm_up
+from dspark.host.config_file import ARCHITECTURE, read_config
 from dspark.speculation.settings import Settings
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.checkpoint.preflight import check_headers
@@ -20,7 +20,6 @@ from dspark.target.checkpoint.reader import CheckpointError
 from dspark.target.config import ConfigError, ModelConfig
 from dspark.target.sharding import check_tp
 
-ARCHITECTURE = "DeepseekV4ForCausalLM"
 MIN_POOL_TOKENS = 2 * PAGE_TOKENS
 ADA = (8, 9)
 LONGEST_BLOCK = 8  # drafts of a step: `compress.few_rows` of one row more, with a ring of 16
@@ -120,29 +119,8 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-@functools.cache
-def read_config(model_path: str, revision: str | None) -> dict[str, Any]:
-    """`config.json` of a directory or hub repository; {} where it cannot be read.
-
-    Not being able to read it is SGLang's to report: it knows every way a model can be named.
-    """
-    if os.path.isdir(model_path):
-        try:
-            content = json.loads((Path(model_path) / "config.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
-    from transformers import PretrainedConfig
-
-    try:
-        return PretrainedConfig.get_config_dict(model_path, revision=revision)[0]
-    except (OSError, ValueError):
-        return {}
-
-
 def is_deepseek_v4(server_args) -> bool:
-    config = read_config(server_args.model_path, server_args.revision)
-    return ARCHITECTURE in (config.get("architectures") or ())
+    return config_file.is_deepseek_v4(server_args.model_path, server_args.revision)
 
 
 def refuse_sibling(server_args) -> None:
@@ -256,6 +234,9 @@ def refuse_unserved(server_args, field: str, what: str) -> None:
 
 
 def refuse_sizes(server_args) -> None:
+    context = server_args.context_length
+    if context is not None and context < 1:
+        raise UsageError(f"--context-length {context} must be at least 1.")
     chunk = server_args.chunked_prefill_size
     if chunk is not None and chunk > 0 and chunk % PAGE_TOKENS:
         raise UsageError(
@@ -282,6 +263,8 @@ def refuse_speculation(server_args, config: ModelConfig) -> None:
             raise UsageError(
                 "--speculative-dspark-block-size needs --speculative-algorithm DSPARK."
             )
+        if flags := options.draft_flags_given():
+            raise UsageError(f"{flags[0]} needs --speculative-algorithm DSPARK.")
         return
     if algorithm != "DSPARK":
         raise UsageError(

@@ -13,6 +13,21 @@ def resolve_arguments(original, server_args):
     arguments.resolve(original, server_args)
 
 
+def add_flags(original, parser):
+    """ServerArgs.add_cli_args: any model's server takes them, and only ours reads them."""
+    from dspark.host.command_line import add_flags
+
+    add_flags(parser)
+    original(parser)
+
+
+def hide_keys(original, server_args):
+    """ServerArgs.__repr__, which SGLang writes into its log: for every model."""
+    from dspark.host.command_line import hide_keys
+
+    return hide_keys(original(server_args), server_args)
+
+
 def served_model(manager):
     """What bounds a request of this tokenizer manager; None if the model is not DeepSeek-V4."""
     from sglang.srt.configs.model_config import is_deepseek_v4

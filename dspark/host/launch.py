@@ -1,29 +1,56 @@
 """`dspark serve`: SGLang's own server, with the device chosen and the plugin loaded first."""
 
-import itertools
 import os
+import socket
 
 from dspark.errors import UsageError
+from dspark.host import config_file, seams
+from dspark.host.command_line import flag_value
 from dspark.standins import CPU_ENGINE, install_if_cpu
 
 
-def flag_value(argv: list[str], *flags: str) -> str | None:
-    """Last value of a flag, written as two words or with `=`; None if it is absent."""
-    value = None
-    for word, following in itertools.pairwise([*argv, None]):
-        name, equals, given = (word or "").partition("=")
-        if name in flags:
-            value = given if equals else following
-    return value
+def reads_file(argv: list[str]) -> bool:
+    """Whether `--config FILE` may hold any of the other flags."""
+    return any(word.partition("=")[0] == "--config" for word in argv)
+
+
+def check_version() -> None:
+    """Refuse another SGLang than the one whose inner functions this package knows."""
+    if fault := seams.find_version_fault():
+        raise UsageError(fault)
 
 
 def check_model_path(argv: list[str]) -> None:
-    """Refuse a directory that is not there before SGLang looks for it on the hub."""
+    """Refuse a directory that is not there or no model before SGLang looks for it on the hub."""
     path = flag_value(argv, "--model-path", "--model")
-    if path is None and "--config" not in argv and not {"-h", "--help"} & set(argv):
+    if path is None:
+        if reads_file(argv):
+            return
         raise UsageError("--model-path DIRECTORY is needed.")
-    if path and path.startswith(("/", "./", "../", "~")) and not os.path.exists(path):
+    if path.startswith(("/", "./", "../", "~")) and not os.path.exists(path):
         raise UsageError(f"--model-path {path} does not exist.")
+    if os.path.isdir(path):
+        if not os.path.exists(os.path.join(path, "config.json")):
+            raise UsageError(f"--model-path {path} holds no config.json.")
+        config_file.read_config(path, None)
+
+
+def check_port(argv: list[str]) -> None:
+    """Refuse an address that the server could not listen on, once everything has been loaded."""
+    host, port = flag_value(argv, "--host") or "127.0.0.1", flag_value(argv, "--port") or "30000"
+    if reads_file(argv) or not port.lstrip("-").isdecimal():
+        return  # SGLang itself says what is wrong with the flag
+    if not 1 <= int(port) <= 65535:
+        raise UsageError(f"--port {port} must be 1 to 65535.")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on --host {host} --port {port}: {error.strerror}."
+        ) from None
 
 
 def resolve_device(argv: list[str]) -> list[str]:
@@ -72,9 +99,17 @@ def load_plugin() -> None:
 
 
 def main(argv: list[str]) -> None:
-    check_model_path(argv)
+    check_version()
+    wants_help = bool({"-h", "--help"} & set(argv))
+    if not wants_help:
+        check_model_path(argv)
+        check_port(argv)
     argv = prepare_process(argv)
     load_plugin()
+    if wants_help:
+        from dspark.host.command_line import print_help
+
+        return print_help()
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree

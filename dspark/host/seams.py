@@ -48,6 +48,8 @@ SPEC_WORKER = "speculative.base_spec_worker.BaseSpecWorker"
 SEAMS = (
     # Arguments and requests (launcher process).
     Seam("server_args.ServerArgs.__post_init__", Use.HOOK, ("self",)),
+    Seam("server_args.ServerArgs.add_cli_args", Use.HOOK, ("parser",)),
+    Seam("server_args.ServerArgs.__repr__", Use.HOOK, ("self",)),
     Seam("server_args.prepare_server_args", Use.CALL, ("argv",)),
     Seam("arg_groups.speculative_hook._handle_dspark", Use.HOOK, ("server_args",)),
     Seam("entrypoints.http_server.ORJSONRequest.json", Use.HOOK, ("self",)),
@@ -554,6 +556,7 @@ def require_active(hooks: Iterable[tuple[str, Callable]], backend_factory: Calla
 
 
 _expected: tuple[Mapping[str, Callable], Callable] | None = None
+_not_set_up = "this plugin was not set up in the worker process; the log above says why."
 
 
 def expect_in_worker(hooks: Mapping[str, Callable], backend_factory: Callable) -> None:
@@ -562,10 +565,16 @@ def expect_in_worker(hooks: Mapping[str, Callable], backend_factory: Callable) -
     _expected = (hooks, backend_factory)
 
 
+def refuse_in_worker(sentence: str) -> None:
+    """Have `check_worker` stop the process with this sentence."""
+    global _not_set_up
+    _not_set_up = sentence
+
+
 def check_worker() -> None:
     """Raise HookLost in a worker process where stock code would run instead of ours."""
     if _expected is None:
-        raise HookLost("this plugin was not set up in the worker process; the log above says why.")
+        raise HookLost(_not_set_up)
     hooks, backend_factory = _expected
     require_active(hooks.items(), backend_factory)
 

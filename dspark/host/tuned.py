@@ -1,6 +1,6 @@
 """Launch configurations that a tuning session found better, named by the operator.
 
-`DSPARK_TUNED` holds the paths of one or more `winner.json`, separated as in PATH. They replace
+`--dspark-tuned` holds the paths of one or more `winner.json`, separated as in PATH. They replace
 entries of `dspark.kernels.common.launch_table` when the target is built, before any launch.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from dspark import options
 from dspark.errors import UsageError
 from dspark.kernels.common import launch_table
 
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def files() -> list[Path]:
-    """The files that `DSPARK_TUNED` names.
+    """The files that `--dspark-tuned` names.
 
     Raises:
         UsageError: one of them cannot be read or holds no JSON object.
@@ -29,11 +30,15 @@ def files() -> list[Path]:
         try:
             content = json.loads(file.read_text())
         except OSError as error:
-            raise UsageError(f"{VARIABLE}: {file} cannot be read: {error.strerror}.") from None
+            raise UsageError(
+                f"{options.name(VARIABLE)}: {file} cannot be read: {error.strerror}."
+            ) from None
         except ValueError:
             content = None
         if not isinstance(content, dict):
-            raise UsageError(f"{VARIABLE}: {file} is not the winner.json of a tuning session.")
+            raise UsageError(
+                f"{options.name(VARIABLE)}: {file} is not the winner.json of a tuning session."
+            )
     return named
 
 

@@ -1,18 +1,11 @@
-"""What an operator can set about speculation beyond SGLang's own flags, all by environment.
-
-* `DSPARK_VERIFY`: `static` (default), `scheduled` or `cap-accept`, see `budget`.
-* `DSPARK_STEP_COST`: step cost table (`step_cost`); without one everything is verified.
-* `DSPARK_CALIBRATION`: temperatures of the confidence head (`calibration`).
-* `DSPARK_VERIFY_BUDGET`: a fixed number of draft rows per step instead of the computed one.
-* `DSPARK_KEEP_REJECTED=1`: do not empty the state rows of rejected drafts.
-* `DSPARK_SAMPLES`: file that receives confidence logits and outcomes, for `dspark fit-confidence`.
-"""
+"""What an operator can set about speculation beyond SGLang's own flags (`dspark.options`)."""
 
 import os
 from typing import Any, NamedTuple
 
 import torch
 
+from dspark import options
 from dspark.errors import UsageError
 from dspark.speculation import calibration as calibrations
 from dspark.speculation import step_cost
@@ -31,8 +24,8 @@ class Settings(NamedTuple):
 
     @classmethod
     def from_environment(cls, gamma: int) -> "Settings":
-        """Raises UsageError naming the variable that cannot be used."""
-        return cls(
+        """Raises UsageError naming the flag or variable that cannot be used."""
+        made = cls(
             gamma,
             _mode(os.environ.get("DSPARK_VERIFY", "static")),
             _table("DSPARK_STEP_COST", step_cost.load),
@@ -41,6 +34,13 @@ class Settings(NamedTuple):
             os.environ.get("DSPARK_KEEP_REJECTED", "0") != "1",
             _table("DSPARK_SAMPLES", SampleFile),
         )
+        if made.samples is not None and made.mode is not Mode.STATIC:
+            raise UsageError(
+                f"{options.name('DSPARK_SAMPLES')} collects outcomes of all drafts and cannot be "
+                f"used with {options.setting('DSPARK_VERIFY')}: drafts that are not verified would "
+                "bias them."
+            )
+        return made
 
     def scheduler(self, depth: int, slots: int, device: torch.device | str) -> VerifyScheduler:
         rate = None if self.cost is None else step_cost.rate_table(self.cost)
@@ -68,7 +68,7 @@ def _mode(name: str) -> Mode:
         return Mode(name)
     except ValueError:
         known = ", ".join(mode.value for mode in Mode)
-        raise UsageError(f"DSPARK_VERIFY={name} is none of {known}.") from None
+        raise UsageError(f"{options.setting('DSPARK_VERIFY')} is none of {known}.") from None
 
 
 def _table(variable: str, load: Any) -> Any:
@@ -78,7 +78,7 @@ def _table(variable: str, load: Any) -> Any:
     try:
         return load(file)
     except step_cost.TableError as error:
-        raise UsageError(f"{variable}: {error}") from None
+        raise UsageError(f"{options.name(variable)}: {error}") from None
 
 
 def _count(variable: str) -> int | None:
@@ -86,5 +86,5 @@ def _count(variable: str) -> int | None:
     if not text:
         return None
     if not text.isdigit():
-        raise UsageError(f"{variable}={text} must be a number of draft rows, 0 or more.")
+        raise UsageError(f"{options.setting(variable)} must be a number of draft rows, 0 or more.")
     return int(text)

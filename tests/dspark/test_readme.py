@@ -1,10 +1,13 @@
-"""The README's table of environment variables holds what the sources read, no more and no less."""
+"""The table of options holds the variables that the sources read, and README shows it."""
 
 import ast
 import re
 from pathlib import Path
 
+from dspark import options
+
 ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "dspark" / "options.py"
 PACKAGES = ("dspark", "target", "kernels", "state", "bench")
 
 
@@ -12,20 +15,21 @@ def variables_in_sources() -> set[str]:
     """String literals that are a variable's name and nothing else."""
     names = set()
     for package in PACKAGES:
-        for file in (ROOT / package).rglob("*.py"):
+        for file in set((ROOT / package).rglob("*.py")) - {TABLE}:
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     names |= set(re.findall(r"\A(?:DSPARK|STATE)_[A-Z_]+\Z", node.value))
     return names
 
 
-def variables_in_readme() -> list[str]:
-    text = (ROOT / "README.md").read_text()
-    section = text.partition("## Environment variables")[2].partition("\n## ")[0]
-    return re.findall(r"^\| `([A-Z_]+)` \|", section, re.MULTILINE)
+def test_every_variable_that_is_read_is_in_the_table_and_none_besides():
+    listed = [option.variable for option in options.OPTIONS]
+    assert sorted(listed) == sorted(variables_in_sources())
+    assert len(listed) >= 12
 
 
-def test_every_variable_is_documented_once_and_none_besides():
-    documented = variables_in_readme()
-    assert sorted(documented) == sorted(variables_in_sources())
-    assert len(documented) >= 12
+def test_readme_names_every_option():
+    section = (ROOT / "README.md").read_text().partition("## Flags and")[2].partition("\n## ")[0]
+    for option in options.OPTIONS:
+        assert f"| `{option.variable}` |" in section
+        assert option.flag is None or f"| `{option.flag}` |" in section

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from sglang.srt.server_args import ServerArgs
 
+from dspark import options
 from dspark.errors import UsageError
-from dspark.host import arguments
+from dspark.host import arguments, config_file
 from dspark.kernels.compress import few_rows
 from dspark.target.checkpoint import presets
 from dspark.target.config import ModelConfig
@@ -224,11 +225,38 @@ def test_other_models_are_left_alone(tmp_path):
     assert vars(args) == before
 
 
-def test_unreadable_config_is_left_to_sglang(tmp_path):
-    assert arguments.read_config(str(tmp_path / "absent"), None) == {}
-    (tmp_path / "config.json").write_text("{ not json")
-    assert arguments.read_config(str(tmp_path), None) == {}
+def test_a_model_without_config_is_left_to_sglang(tmp_path):
+    assert config_file.read_config(str(tmp_path / "absent"), None) == {}
+    assert config_file.read_config(str(tmp_path), None) == {}
     assert not arguments.is_deepseek_v4(SimpleNamespace(model_path=str(tmp_path), revision=None))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{ not json", "is not JSON"), ("[1]", "no JSON object"), ("\ufeff{}", "is not JSON")],
+)
+def test_a_corrupt_config_is_one_sentence(tmp_path, content, said):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=rf"config\.json.*{said}"):
+        arguments.resolve(lambda _: None, server_args(model_path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [(0, "at least 1"), (-1, "at least 1"), (TINY.max_position_embeddings + 1, "longer than the")],
+)
+def test_a_context_beyond_the_checkpoint_is_refused(length, said):
+    with pytest.raises(UsageError, match=rf"--context-length {length} .*{said}"):
+        arguments.refuse(server_args(context_length=length), TINY)
+    arguments.refuse(server_args(context_length=TINY.max_position_embeddings), TINY)
+
+
+def test_a_flag_of_the_draft_needs_one(monkeypatch):
+    monkeypatch.setattr(options, "_flags_given", {"DSPARK_VERIFY": "--dspark-verify"})
+    with pytest.raises(UsageError, match="--dspark-verify needs --speculative-algorithm DSPARK"):
+        arguments.refuse(server_args(), TINY)
+    monkeypatch.setattr(options, "_flags_given", {"DSPARK_TUNED": "--dspark-tuned"})
+    arguments.refuse(server_args(), TINY)
 
 
 def shard_of(directory, name: str):

@@ -113,7 +113,7 @@ def test_a_hook_that_sglang_could_not_apply_stops_the_worker():
 
 BROKEN = """
 from dspark import plugin
-from dspark.host import seams
+from dspark.host import cpu_hooks, hooks, seams
 def verify():
     raise RuntimeError("a seam that cannot even be checked")
 seams.verify = verify
@@ -130,7 +130,7 @@ def test_a_plugin_that_could_not_be_set_up_serves_no_stock_model(tmp_path):
     assert "a seam that cannot even be checked" in done.stdout
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last == "LOST this plugin was not set up in the worker process; the log above says why."
+    assert last.startswith("LOST this plugin could not be set up (a seam that cannot even be")
 
 
 def test_plugin_left_out_of_the_allow_list_is_one_sentence():
@@ -176,3 +176,51 @@ def test_another_sglang_version_refuses_deepseek_v4_only(tmp_path):
     assert first.startswith(f"REFUSED {paths[0]} dspark: this plugin works with SGLang 0.5.17 only")
     assert "found 0.5.16" in first
     assert second == f"STOCK {paths[1]}"
+
+
+SEALED_ARGUMENTS = """
+import msgspec, sglang.srt.server_args
+
+class Sealed(msgspec.Struct):  # its replaced __post_init__ is never called
+    model_path: str
+    revision: str | None = None
+
+    def __post_init__(self):
+        pass
+
+sglang.srt.server_args.ServerArgs = Sealed
+sys.argv = ["launch_server", *{argv!r}]
+from sglang.srt.plugins import load_plugins as load_plugin  # as launch_server does
+"""
+RESOLVE_SEALED = """
+sglang.srt.server_args.ServerArgs(sys.argv[-1])
+print("RESOLVED")
+"""
+
+
+def test_another_version_is_refused_by_the_command_line_alone(tmp_path):
+    """Where the arguments can no longer be hooked; in one sentence, before anything is made."""
+    paths = write_configs(tmp_path, "DeepseekV4ForCausalLM", "LlamaForCausalLM")
+    faked = REFUSE_VERSION.replace("0.5.16", "0.5.23")
+    sealed = [
+        faked + SEALED_ARGUMENTS.format(argv=["--port", "1", "--model-path", path])
+        for path in paths
+    ]
+    refused = run_worker(sealed[0], RESOLVE_SEALED)
+    assert refused.returncode == 1
+    last = refused.stderr.strip().splitlines()[-1]
+    assert last.startswith("dspark: this plugin works with SGLang 0.5.17 only, but found 0.5.23")
+    assert "Traceback" not in refused.stderr
+    assert refused.stdout == ""
+    other = run_worker(sealed[1], RESOLVE_SEALED)
+    assert other.stdout == "RESOLVED\n"
+
+
+def test_a_worker_of_another_version_stops_with_the_same_sentence(tmp_path):
+    """Where no command line names the model, as in a program that makes an engine."""
+    (path,) = write_configs(tmp_path, "DeepseekV4ForCausalLM")
+    faked = REFUSE_VERSION.replace("0.5.16", "0.5.23") + SEALED_ARGUMENTS.format(argv=[path])
+    done = run_worker(faked, RESOLVE_SEALED + BUILD_TARGET)
+    assert done.stdout == "RESOLVED\n"
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("LOST this plugin works with SGLang 0.5.17 only, but found 0.5.23")

@@ -227,6 +227,17 @@ def test_a_bad_setting_is_one_sentence(monkeypatch, name, value, complaint):
         Settings.from_environment(gamma=5)
 
 
+@pytest.mark.parametrize("mode", ["scheduled", "cap-accept"])
+def test_samples_are_refused_where_not_every_draft_is_verified(monkeypatch, tmp_path, mode):
+    """Drafts are dropped by confidence, so the outcomes that remain would say too much of it."""
+    monkeypatch.setenv("DSPARK_SAMPLES", str(tmp_path / "samples.jsonl"))
+    monkeypatch.setenv("DSPARK_VERIFY", mode)
+    with pytest.raises(UsageError, match=f"DSPARK_SAMPLES collects .* with DSPARK_VERIFY={mode}:"):
+        Settings.from_environment(gamma=5)
+    monkeypatch.setenv("DSPARK_VERIFY", "static")
+    assert Settings.from_environment(gamma=5).samples is not None
+
+
 def test_settings_reach_the_scheduler(monkeypatch, tmp_path):
     step_cost.save(step_cost.StepCost((1,), (2.0,), 8), tmp_path / "cost.json")
     monkeypatch.setenv("DSPARK_VERIFY", "cap-accept")
