@@ -56,7 +56,6 @@ SEAMS = (
     Seam("entrypoints.http_server.get_global_state", Use.CALL),
     Seam("entrypoints.http_server.app", Use.TABLE),
     Seam("sampling.custom_logit_processor.CustomLogitProcessor.from_str", Use.CALL, ("json_str",)),
-    Seam("managers.io_struct.GenerateReqInput", Use.CALL),
     Seam(
         "entrypoints.ollama.serving.OllamaServing.handle_chat",
         Use.HOOK,
