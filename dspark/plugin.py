@@ -41,6 +41,11 @@ HOOKS: dict[str, Callable] = {
     "managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens": (
         hooks.count_penalties_later
     ),
+    "managers.schedule_batch.ScheduleBatch.prepare_for_extend": hooks.recall_penalties,
+    "managers.tp_worker.TpModelWorker.get_worker_info": hooks.refuse_unservable_prompts,
+    "managers.tokenizer_manager.TokenizerManager._handle_abort_req": (
+        hooks.show_all_ids_of_aborted
+    ),
     "managers.scheduler.Scheduler._forward_isolation": hooks.count_penalties_at_forward,
     "sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply": hooks.penalise_in_order,
     "speculative.dflash_utils.validate_dflash_request": hooks.check_draft_request,

@@ -143,6 +143,43 @@ def count_penalties_at_forward(original, scheduler, batch, overlap):
     return original(scheduler, batch, overlap=overlap)
 
 
+def recall_penalties(original, batch):
+    original(batch)
+    if is_ours():
+        from dspark.host.target_penalties import recall_output
+
+        recall_output(batch)
+
+
+def refuse_unservable_prompts(original, worker):
+    info = original(worker)
+    from dspark.host.pools import DSparkKVPool
+
+    if not isinstance(worker.model_runner.token_to_kv_pool, DSparkKVPool):
+        return info
+    from sglang.srt.runtime_context import get_schedule
+
+    from dspark.host.admission import limit_prompts
+
+    window = worker.model_runner.token_to_kv_pool_allocator.size_swa
+    return limit_prompts(info, window, chunked=(get_schedule().chunked_prefill_size or 0) > 0)
+
+
+def show_all_ids_of_aborted(original, manager, recv_obj):
+    """The event of a request aborted while it waits repeats its last token only."""
+    state = manager.rid_to_state.get(recv_obj.rid)
+    original(manager, recv_obj)
+    whole = state is not None and not manager.incremental_streaming_output
+    if whole and state.out_list and manager_is_ours(manager):
+        state.out_list[-1]["output_ids"] = list(state.output_ids)
+
+
+def manager_is_ours(manager) -> bool:
+    from sglang.srt.configs.model_config import is_deepseek_v4
+
+    return is_deepseek_v4(manager.model_config.hf_config)
+
+
 def penalise_in_order(original, orchestrator, logits, repeat=None):
     if repeat is not None or not is_ours():
         return original(orchestrator, logits, repeat)
@@ -244,6 +281,8 @@ def add_dspark_section(original, scheduler, recv_req):
         section |= of_target(scheduler.tp_worker.model_runner)
     if section:
         output.internal_state["dspark"] = section
+        # SGLang's own figure is as old as the last line of its log.
+        output.internal_state["avg_spec_accept_length"] = section["mean_accepted_length"]
     return output
 
 

@@ -253,6 +253,13 @@ SEAMS = (
     Seam(
         "managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", Use.HOOK, ("self",)
     ),
+    Seam("managers.schedule_batch.ScheduleBatch.prepare_for_extend", Use.HOOK, ("self",)),
+    Seam("managers.tp_worker.TpModelWorker.get_worker_info", Use.HOOK, ("self",)),
+    Seam(
+        "managers.tokenizer_manager.TokenizerManager._handle_abort_req",
+        Use.HOOK,
+        ("self", "recv_obj"),
+    ),
     Seam("managers.scheduler.Scheduler._forward_isolation", Use.HOOK, ("self", "batch", "overlap")),
     Seam(
         "sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply",
@@ -395,6 +402,7 @@ SEAMS = (
     Seam("utils.kill_process_tree", Use.CALL, ("parent_pid", "include_parent")),
     Seam("runtime_context.get_exec", Use.CALL),
     Seam("runtime_context.get_server_args", Use.CALL),
+    Seam("runtime_context.get_schedule", Use.CALL),
     Seam("runtime_context.get_spec", Use.CALL),
     Seam("model_executor.forward_batch_info.ForwardMode.is_target_verify", Use.CALL),
     Seam("model_executor.forward_batch_info.CaptureHiddenMode.FULL", Use.CALL),

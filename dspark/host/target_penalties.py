@@ -3,12 +3,21 @@
 While SGLang overlaps steps, its penalties miss the token of the step in flight and count the
 prompt's last token instead. Here that token is counted at the head of the forward, where it is
 on the device. Without overlap SGLang applies additive and scaling penalties in the order of a
-set, which changes from process to process; here additive ones always come first.
+set, which changes from process to process; here additive ones always come first. And a request
+that was retracted starts from nothing in SGLang; here its output so far is counted again.
 """
 
 from typing import Any
 
 import torch
+
+# What SGLang's penalizers have added up, each [R, ...]; a name is there once it is prepared.
+SUMS = (
+    "cumulated_frequency_penalties",
+    "cumulated_presence_penalties",
+    "cumulated_repetition_penalties",
+    "len_output_tokens",
+)
 
 
 def count_token_in_flight(batch: Any) -> None:
@@ -19,6 +28,33 @@ def count_token_in_flight(batch: Any) -> None:
     orchestrator = info.penalizer_orchestrator
     if orchestrator is not None and orchestrator.is_required:
         orchestrator.cumulate_output_tokens(batch.input_ids.to(torch.int64))
+
+
+def recall_output(batch: Any) -> None:
+    """Count what retracted requests of a new prompt batch had generated, token by token.
+
+    SGLang counts one token of every request at a time. Requests are therefore counted one by one,
+    in a copy of the batch's sums, of which only the request's own row is kept.
+    """
+    orchestrator = batch.sampling_info.penalizer_orchestrator
+    if not batch.spec_algorithm.is_none() or not orchestrator.is_required:
+        return
+    sums = [
+        (penalizer, name)
+        for penalizer in orchestrator.penalizers.values()
+        for name in SUMS
+        if hasattr(penalizer, name)
+    ]
+    for row, req in enumerate(batch.reqs):
+        if not req.output_ids:
+            continue
+        others = [getattr(penalizer, name).clone() for penalizer, name in sums]
+        for token in req.output_ids:
+            same = torch.full((len(batch.reqs),), token, dtype=torch.int64, device=batch.device)
+            orchestrator.cumulate_output_tokens(same)
+        for (penalizer, name), before in zip(sums, others, strict=True):
+            before[row] = getattr(penalizer, name)[row]
+            setattr(penalizer, name, before)
 
 
 def apply_in_order(orchestrator: Any, logits: torch.Tensor) -> None:

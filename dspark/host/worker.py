@@ -70,6 +70,7 @@ class DSparkWorker(BaseSpecWorker):
         self.gamma = self.config.block_size
         self.verify_width = int(server_args.speculative_num_draft_tokens)
         self.depth = self.verify_width - 1
+        self.speculative_num_steps = self.depth  # what SGLang's metrics show as draft steps
         self.monitor = AcceptanceMonitor(self.depth)
         self.settings = Settings.from_environment(self.gamma)
 
