@@ -4,6 +4,7 @@ Forced drafts that follow the target's own text put every end at every offset of
 """
 
 import json
+import re
 import threading
 
 import pytest
@@ -11,6 +12,9 @@ import requests
 from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE
 from serving.test_dspark_requests import ask, finish, poison
 from serving.test_target_only import CHUNKED
+
+from dspark.bench.client import Step, Trace
+from dspark.bench.throughput import accepted_length
 
 TOKENS = 24
 TEXT = PROMPTS[1]
@@ -193,7 +197,64 @@ def endings(said) -> list[dict]:
     ]
 
 
-def test_counters_of_requests_and_server_agree(server, said):
+def aborted(server, prompt) -> dict:
+    """The last event of a stream that is aborted after its third event."""
+    body = {
+        "rid": "aborted",
+        "input_ids": prompt,
+        "stream": True,
+        "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": 400},
+    }
+    events = []
+    with requests.post(f"{server.url}/generate", json=body, stream=True, timeout=600) as stream:
+        for line in stream.iter_lines():
+            event = line.removeprefix(b"data: ")
+            if event and event != b"[DONE]":
+                events.append(json.loads(event))
+                if len(events) == 3:
+                    server.abort("aborted")
+    assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+    return events[-1]
+
+
+def check_request_counters(answer, depth) -> None:
+    meta = answer["meta_info"]
+    assert meta["completion_tokens"] == len(answer["output_ids"])
+    steps, drafts = meta.get("spec_verify_ct", 0), meta.get("spec_num_correct_drafts", 0)
+    assert meta["completion_tokens"] == 1 + steps + drafts
+    if steps == 0:
+        return
+    counts = meta["spec_correct_drafts_histogram"]
+    assert sum(counts) == steps
+    assert sum(k * n for k, n in enumerate(counts)) == drafts
+    assert meta["spec_num_proposed_drafts"] == steps * depth
+    assert meta["spec_accept_rate"] == drafts / (steps * depth) <= 1
+    assert meta["spec_accept_length"] == meta["completion_tokens"] / steps
+    assert meta["completion_tokens"] - 1 <= meta["spec_cap_length"] * steps <= (depth + 1) * steps
+
+
+def trace(answer) -> Trace:
+    """What `dspark bench` makes of the answer."""
+    meta = answer["meta_info"]
+    return Trace(
+        0.0,
+        [Step(0.0, meta["completion_tokens"])],
+        0.0,
+        answer["output_ids"],
+        meta.get("spec_verify_ct"),
+        meta.get("spec_correct_drafts_histogram") or [],
+    )
+
+
+@pytest.fixture(params=[1.0, 0.3])
+def budget(server, request):
+    body = {"server_args": {"dspark_force_budget_frac": request.param}}
+    server.request("/set_internal_state", body)
+    yield
+    server.request("/set_internal_state", {"server_args": {"dspark_force_budget_frac": 1.0}})
+
+
+def test_counters_of_requests_server_and_bench_agree(server, said, budget):
     """Failed before: drafts behind a stop and steps of finished requests were counted."""
     server.request("/set_internal_state", {"server_args": {"dspark_clear_info_records": True}})
     depth = section(server)["dspark"]["depth"]
@@ -202,34 +263,34 @@ def test_counters_of_requests_and_server_agree(server, said):
     for rules in endings(said):
         for kind in KINDS:
             answers += ask(server, [TEXT], **forced(kind, said["output_ids"], rules))
-    answers += ask(server, PROMPTS)
+    answers += [*ask(server, PROMPTS), aborted(server, TEXT)]
+    for answer in answers:
+        check_request_counters(answer, depth)
     metas = [answer["meta_info"] for answer in answers]
-    for answer, meta in zip(answers, metas, strict=True):
-        assert meta["completion_tokens"] == len(answer["output_ids"])
-        steps = meta.get("spec_verify_ct", 0)
-        drafts = meta.get("spec_num_correct_drafts", 0)
-        assert meta["completion_tokens"] == 1 + steps + drafts
-        if steps == 0:
-            continue
-        counts = meta["spec_correct_drafts_histogram"]
-        assert sum(counts) == steps
-        assert sum(k * n for k, n in enumerate(counts)) == drafts
-        assert meta["spec_num_proposed_drafts"] == steps * depth
-        assert meta["spec_accept_rate"] == drafts / (steps * depth) <= 1
-        assert meta["spec_accept_length"] == meta["completion_tokens"] / steps
-        assert 1 <= meta["spec_cap_length"] <= depth + 1
     steps = sum(meta.get("spec_verify_ct", 0) for meta in metas)
     tokens = sum(meta["completion_tokens"] for meta in metas)
     state = section(server)
+    mean = (tokens - len(metas)) / steps
     assert state["dspark"]["verify_steps"] == steps
-    assert state["dspark"]["mean_accepted_length"] == pytest.approx((tokens - len(metas)) / steps)
+    assert state["dspark"]["mean_accepted_length"] == pytest.approx(mean)
     assert state["avg_spec_accept_length"] == state["dspark"]["mean_accepted_length"]
+    assert accepted_length([trace(answer) for answer in answers]) == pytest.approx(mean)
     after = metrics(server)
     grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown["sglang:generation_tokens_total"] == tokens
     assert grown["sglang:spec_verify_calls_total"] == steps
     assert after["sglang:spec_num_draft_tokens"] == depth + 1
     assert after["sglang:spec_num_steps"] == depth
+
+
+def test_the_gauge_and_the_log_line_show_the_last_interval(server, said):
+    """One request alone, a line for each step: the last line tells of its last step."""
+    rules = forced("oracle", said["output_ids"], {"max_new_tokens": 10})
+    meta = ask(server, [TEXT], **rules)[0]["meta_info"]
+    assert meta["spec_correct_drafts_histogram"] == [0, 0, 1, 0, 0, 1]  # 6 tokens, then 3
+    lines = re.findall(r"accept len: ([0-9.]+)", server.log())
+    assert lines[-2:] == ["6.00", "3.00"]
+    assert metrics(server)["sglang:spec_accept_length"] == 3
 
 
 # Retraction and pauses.
@@ -318,6 +379,22 @@ def test_a_request_aborted_while_it_is_paused_shows_all_its_ids(target, server):
             last["output_ids"]
             == ask(one, [TEXT], max_new_tokens=len(last["output_ids"]))[0]["output_ids"]
         )
+
+
+@pytest.mark.parametrize("speculate", [(), SPECULATE[2:]], ids=["target", "dspark"])
+def test_a_prompt_that_can_never_start_is_refused_and_blocks_nobody(serving, said, speculate):
+    """Failed before: it was taken, nothing was ever started again, and the scheduler spun."""
+    server = serving((*CHUNKED, *speculate, "--max-total-tokens", "1024"))
+    for length in (513, 700, 1000):
+        with pytest.raises(requests.HTTPError) as error:
+            server.request(
+                "/generate", {"input_ids": [7] * length, "sampling_params": {}}, timeout=60
+            )
+        assert error.value.response.status_code == 400
+        assert re.search(rf"{length} tokens.*513 tokens", error.value.response.text)
+    longest = ask(server, [[7] * 512], max_new_tokens=200)[0]
+    assert len(longest["output_ids"]) == 200
+    assert ask(server, [TEXT])[0]["output_ids"] == said["output_ids"]
 
 
 def test_nothing_went_wrong_on_the_way(target, server):
