@@ -18,8 +18,9 @@ ROWS: dict[str, dict[str, Sequence[int]]] = {
     "one": {"smoke": (1,), "representative": (1, 2, 3), "exhaustive": (1, 2, 3)},
     "few": {"smoke": (1, 8), "representative": (1, 2, 4, 6, 8), "exhaustive": range(1, 11)},
     "many": {"smoke": (12, 48), "representative": (12, 24, 48), "exhaustive": range(12, 86, 6)},
-    "prefill": {"smoke": (512,), "representative": (128, 512, 2048),
-                "exhaustive": (86, 128, 256, 512, 1024, 2048, 4096)},
+    "sorted": {"smoke": (96,), "representative": (96, 144, 288), "exhaustive": range(86, 342, 17)},
+    "prefill": {"smoke": (512,), "representative": (342, 512, 2048),
+                "exhaustive": (342, 512, 1024, 2048, 4096)},
 }  # fmt: skip
 
 
@@ -108,14 +109,14 @@ def op(
     )
 
 
-# 3, 10, 40 and 300 rows of two experts reach the regimes in the small check.
+# 3, 10, 40, 300 and 1,100 rows of two experts reach the regimes in the small check.
 OPS = (
     op("down", "one", "BN", [16, 32, 64], 3),
     op("gate_up", "few", "BI", [8, 16, 32], 10),
     op("down", "few", "BN", [32, 64, 128], 10, least=4),
     *(
         op(kernel, regime, column, choices, rows)
-        for regime, rows in (("many", 40), ("prefill", 300))
+        for regime, rows in (("many", 40), ("sorted", 300), ("prefill", 1100))
         for kernel, column, choices in (
             ("gate_up", "BI", [16, 32, 64]),
             ("down", "BN", [64, 128, 256]),

@@ -375,7 +375,9 @@ def cannot_hold(card: Card, weights: Weights, load: Load, wishes: Wishes, wanted
     if card.static is not None and needed.weights + needed.draft + needed.pools > card.static:
         has += f", of which --mem-fraction-static {card.static_share} gives {gib(card.static)} to "
         has += "weights and pools"
-    fitting = list(_what_would_fit(card, weights, load, wishes, wanted))
+    # What is proposed must fit for certain.
+    cautious = card._replace(context=CONTEXT_MOST)
+    fitting = list(_what_would_fit(cautious, weights, load, wishes, wanted))
     if not fitting:
         return f"{head}, but {has}; free memory or divide the model by more cards (--tp-size)."
     return f"{head}, but {has}; {' or '.join(fitting)} would fit."

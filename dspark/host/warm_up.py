@@ -45,7 +45,8 @@ def groups(chunk: int, context: int, requests: int) -> list[Group]:
     chunk: most rows of a prompt batch, 0 if prompts are not divided.
     """
     longest = context - NEW_TOKENS - 1
-    rows = sorted({*PROMPT_ROWS, chunk - 1, chunk, chunk + 1, 2 * chunk + 17})
+    widest = {chunk - 1, chunk, chunk + 1, 2 * chunk + 17} if chunk else {longest}
+    rows = sorted({*PROMPT_ROWS, *widest})
     alone = [Group((n,), SAMPLING[0]) for n in rows if 1 <= n <= longest]
     batches = sorted({min(n, requests) for n in (1, *BATCHES, requests)})
     length = min(24, longest)

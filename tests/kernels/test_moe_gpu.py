@@ -61,7 +61,7 @@ def test_experts(device, experts, on_gpu, rows):
 def test_other_shapes(device, hidden, width):
     weights = random_experts(4, hidden, width)
     on_device = prepare_experts(*(t.to(device) for t in weights[:4]))
-    for rows in (1, 6, 40, 300):
+    for rows in (1, 6, 40, 300, 1100):
         x, chosen = random_rows(rows, hidden), random_route(rows, 4, 2)
         got = moe_mxfp4(x.to(device), on_device, moved(chosen, device), LIMIT, None)
         assert_close(got, reference.moe_mxfp4(x, weights, chosen, LIMIT, None))
@@ -69,16 +69,20 @@ def test_other_shapes(device, hidden, width):
 
 def test_rows_do_not_depend_on_their_batch(device, on_gpu):
     """Across every tile height and from decode into prefill."""
-    x, chosen = random_rows(100, HIDDEN).to(device), moved(random_route(100, EXPERTS, TOPK), device)
-    shared = random_rows(100, HIDDEN, seed=5).to(device)
+    rows = 400
+    x, chosen = (
+        random_rows(rows, HIDDEN).to(device),
+        moved(random_route(rows, EXPERTS, TOPK), device),
+    )
+    shared = random_rows(rows, HIDDEN, seed=5).to(device)
 
     def run(index):
         i = index.to(device)
         picked = Route(chosen.weights[i], chosen.experts[i])
         return moe_mxfp4(x[i], on_gpu, picked, LIMIT, shared[i]).cpu()
 
-    whole = assert_rows_invariant(run, 100)
-    for count in (8, 10, 11, 48, 64, 85, 86):
+    whole = assert_rows_invariant(run, rows)
+    for count in (8, 10, 11, 48, 64, 85, 86, 96, 288, 341, 342):
         assert torch.equal(run(torch.arange(count)), whole[:count])
 
 

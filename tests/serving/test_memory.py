@@ -1,10 +1,12 @@
 """The command line that users copy, word for word, and what a server says of its memory."""
 
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import requests
 
+from dspark.bench import memory_card
 from dspark.commands.local_server import LocalServer
 
 DOCUMENTED = shlex.split(
@@ -22,6 +24,20 @@ def memory_of(server: LocalServer) -> dict:
     return info["internal_states"][0]["dspark"]
 
 
+def driven(server: LocalServer) -> None:
+    """The drive of the memory benchmark, small: nothing is left in use, nothing fails."""
+    options = SimpleNamespace(
+        requests=12, longest_prompt=300, new_tokens=6, seed=3, alone=False, clients=6, vocab=512,
+        flat_after=0, idle=0.0,
+    )  # fmt: skip
+    found = memory_card.observe(server, options)
+    assert found["failures"] == []
+    assert found["pools_at_start"] == found["pools_at_end"]
+    assert found["alive_after_idle"]
+    assert len(found["ids"]) >= 4
+    assert memory_card.planned_against_measured(found["memory"]) is None  # there is no card
+
+
 @pytest.mark.parametrize("mode", [[], ["--speculative-algorithm", "dspark"]])
 def test_the_documented_command_line(changed_config, tmp_path, mode):
     directory = changed_config(lambda config: config.update(max_position_embeddings=8192))
@@ -36,6 +52,8 @@ def test_the_documented_command_line(changed_config, tmp_path, mode):
         assert planned["total"] == sum(planned.values()) - planned["tokens"] - planned["total"]
         assert said["routes"]["experts"] == "dequantised MXFP4"
         assert len(server.generate([5] * 6000, max_new_tokens=4).ids) == 4
+        if not mode:
+            driven(server)
     text = log.read_text()
     assert "--moe-runner-backend marlin: the experts run in this package's own MXFP4" in text
     assert "Memory of each card: 8,192 tokens, 8 requests" in text
