@@ -26,6 +26,7 @@ HOOKS: dict[str, Callable] = {
     "entrypoints.ollama.serving.OllamaServing.handle_chat": http_hooks.refuse_ollama,
     "entrypoints.ollama.serving.OllamaServing.handle_generate": http_hooks.refuse_ollama,
     "arg_groups.speculative_hook._handle_dspark": cpu_hooks.allow_dspark_on_cpu,
+    f"{seams.KVC}._build_default_req_pool": hooks.build_request_slots,
     f"{seams.KVC}._build_token_to_kv_pool": hooks.build_kv_pool,
     f"{seams.KVC}._build_token_to_kv_pool_allocator": hooks.build_allocator,
     f"{seams.KVC}._resolve_memory_pool_config": hooks.resolve_pool_config,

@@ -26,7 +26,7 @@ class PageClearer:
         self._pools = pools
         self._slots = slots
         self._tags = tags
-        self.allocator: Any = None  # SGLang's physical window allocator once attached
+        self.allocator: Any = None  # whoever keeps the free window pages and reports releases
         self._device = pools.tensors["c4"].device
         self._upload = IndexUpload(pools.geometry.slots, self._device)
         self._pending: list[Tensor] = []
@@ -37,10 +37,25 @@ class PageClearer:
         return [pages.cpu().long() for pages in self._pending]
 
     def free_list(self) -> Tensor | None:
-        """i64 [n] SGLang's free window pages, None when no allocator is attached; waits."""
+        """i64 [n] free pages as `allocator` has them, None where there is none; waits."""
         if self.allocator is None:
             return None
         return torch.cat([self.allocator.free_pages, self.allocator.release_pages]).cpu()
+
+    def refuse_unowned(self, pages: Tensor) -> None:
+        """With STATE_DEBUG=1: raise PageError for a page that is free already or does not exist.
+
+        pages: int [n], about to be released.
+        """
+        if self._tags is None:
+            return
+        free = self.free_list()
+        assert free is not None
+        owned = set(range(1, self.allocator.num_pages + 1)) - set(free.tolist())
+        for page in pages.tolist():
+            if page not in owned:
+                raise PageError(f"window page {page} is released but nobody owns it")
+            owned.remove(page)
 
     def release(self, pages: Tensor) -> None:
         """Record int [n] page ids on the state's device; ids <= 0 are ignored by the kernel."""
@@ -112,28 +127,6 @@ class PageClearer:
             self.flush()
             return stream.record_event()
 
-    def attach_allocator(self, swa_alloc) -> None:
-        """Follow SGLang's physical window allocator.
-
-        Every way a window page can be released (request end, window eviction, prefix cache,
-        grouped frees, failed host load, flush) ends in its `_release_page_ids` or `clear`.
-        """
-        self.allocator = swa_alloc
-        release, clear = swa_alloc._release_page_ids, swa_alloc.clear
-
-        def release_and_record(*page_ids: Tensor) -> None:
-            if self._tags is not None:
-                self._refuse_unowned(torch.cat(page_ids))
-            for pages in page_ids:
-                self.release(pages)
-            release(*page_ids)
-
-        def clear_and_record() -> None:
-            clear()
-            self.reset()
-
-        swa_alloc._release_page_ids, swa_alloc.clear = release_and_record, clear_and_record
-
     def attach_hicache(self, controller) -> None:
         """Follow SGLang's host tier; see `dspark.state.hicache`."""
         hicache.attach(self, controller)
@@ -143,13 +136,3 @@ class PageClearer:
         if self._tags is not None:
             page = self._pools.geometry.page
             self._tags.loaded(swa_loc.view(-1, page)[:, 0] // page)
-
-    def _refuse_unowned(self, pages: Tensor) -> None:
-        """Raise PageError for a page that is free already or does not exist."""
-        free = self.free_list()
-        assert free is not None
-        owned = set(range(1, self.allocator.num_pages + 1)) - set(free.tolist())
-        for page in pages.tolist():
-            if page not in owned:
-                raise PageError(f"window page {page} is released but nobody owns it")
-            owned.remove(page)

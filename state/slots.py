@@ -22,7 +22,7 @@ class SlotTable:
         self._held: set[int] = set()
         # Slots whose ring is cleared at the head of the next forward; a dict keeps their order.
         self._pending: dict[int, None] = {}
-        self._pool: Any = None  # SGLang's ReqToTokenPool once attached
+        self.lists: Any = None  # whoever keeps the free slots; the check compares with it
 
     @property
     def held(self) -> frozenset[int]:
@@ -81,38 +81,8 @@ class SlotTable:
         return slots
 
     def free_list(self) -> list[int] | None:
-        """SGLang's free slots, None when no pool is attached."""
-        return None if self._pool is None else list(self._pool.free_slots)
-
-    def attach_pool(self, req_pool) -> None:
-        """Follow SGLang's `ReqToTokenPool`: its alloc, free and clear report here."""
-        self._pool = req_pool
-        alloc, free, clear = req_pool.alloc, req_pool.free, req_pool.clear
-
-        def alloc_and_report(reqs):
-            fresh = [req for req in reqs if req.req_pool_idx is None]
-            slots = alloc(reqs)
-            if slots is not None:
-                self.assigned([req.req_pool_idx for req in fresh])
-            return slots
-
-        def report_and_free(req):
-            self.released([req.req_pool_idx])
-            free(req)
-
-        def clear_and_report():
-            # SGLang would restart its own generations at 0, where old records look current again.
-            seen = req_pool.req_generation.clone()
-            clear()
-            seen[1:] += 1
-            req_pool.req_generation.copy_(seen)
-            self.reset()
-
-        req_pool.alloc, req_pool.free, req_pool.clear = (
-            alloc_and_report,
-            report_and_free,
-            clear_and_report,
-        )
+        """Free slots as `lists` has them, None where nobody keeps any."""
+        return None if self.lists is None else list(self.lists.free_slots)
 
     def _check_range(self, slot: int) -> None:
         if not 0 < slot < len(self.generation):

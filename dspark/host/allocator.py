@@ -1,5 +1,6 @@
-"""Token slots for the full and the window pool, with two repairs to SGLang's own allocator.
+"""Token slots for the full and the window pool: what SGLang's own allocators lack.
 
+* Released window pages reach the state life cycle, which clears their rows.
 * On the CPU, SGLang's paged allocators launch Triton; ours compute the same slots in torch.
 * A free inside a free group is translated from full to window slots when it is *requested*.
   SGLang translates when the group ends, by which time the prefix cache may have pointed the same
@@ -10,6 +11,8 @@ import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.utils import get_num_new_pages
+
+from dspark.state import PageClearer
 
 
 def extend_slots(
@@ -80,6 +83,40 @@ class HostPagedAllocator(PagedTokenToKVPoolAllocator):
         )
 
 
+class _Reporting(PagedTokenToKVPoolAllocator):
+    """Tells the state life cycle which window pages are released.
+
+    Every way a window page can be released (request end, window eviction, prefix cache, grouped
+    frees, failed host load, flush) ends in `_release_page_ids` or `clear`.
+    """
+
+    _pages: PageClearer | None = None  # the first `clear`, by the constructor, releases nothing
+
+    def report_to(self, pages: PageClearer) -> None:
+        self._pages = pages
+        pages.allocator = self
+
+    def _release_page_ids(self, *page_ids: torch.Tensor) -> None:
+        if self._pages is not None:
+            self._pages.refuse_unowned(torch.cat(page_ids))
+            for ids in page_ids:
+                self._pages.release(ids)
+        super()._release_page_ids(*page_ids)
+
+    def clear(self) -> None:
+        super().clear()
+        if self._pages is not None:
+            self._pages.reset()
+
+
+class WindowAllocator(_Reporting):
+    """SGLang's paged allocator of the window pool, reporting."""
+
+
+class HostWindowAllocator(_Reporting, HostPagedAllocator):
+    """The same without Triton."""
+
+
 class DSparkAllocator(SWATokenToKVPoolAllocator):
     """Full and window slots of the V4 pool; page releases reach the state life cycle."""
 
@@ -88,14 +125,16 @@ class DSparkAllocator(SWATokenToKVPoolAllocator):
     def __init__(self, size, size_swa, page_size, dtype, device, kvcache, need_sort):
         self._window_group: list[torch.Tensor] = []
         super().__init__(size, size_swa, page_size, dtype, device, kvcache, need_sort)
-        if torch.device(device).type == "cpu":
+        on_host = torch.device(device).type == "cpu"
+        if on_host:
             self.full_attn_allocator = HostPagedAllocator(
                 size, page_size, dtype, device, None, need_sort
             )
-            self.swa_attn_allocator = HostPagedAllocator(
-                size_swa, page_size, dtype, device, None, need_sort
-            )
-        kvcache.state.pages.attach_allocator(self.swa_attn_allocator)
+        window = HostWindowAllocator if on_host else WindowAllocator
+        self.swa_attn_allocator = window(
+            size_swa, page_size, dtype, device, kvcache.swa_kv_pool, need_sort
+        )
+        self.swa_attn_allocator.report_to(kvcache.state.pages)
 
     def free(self, free_index: torch.Tensor) -> None:
         """Release full slots and the window slots behind them; pages may come in pieces."""

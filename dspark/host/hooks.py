@@ -61,6 +61,16 @@ def check_prompt(original, manager, obj, input_ids):
         door.check_processor(obj.custom_logit_processor)
 
 
+def build_request_slots(original, configurator, **kwargs):
+    from sglang.srt.configs.model_config import is_deepseek_v4
+
+    if not is_deepseek_v4(configurator.model_config.hf_config):
+        return original(configurator, **kwargs)
+    from dspark.host.request_slots import build_request_slots
+
+    return build_request_slots(configurator, **kwargs)
+
+
 def build_kv_pool(original, configurator, **kwargs):
     if not kwargs["is_dsv4_model"]:
         return original(configurator, **kwargs)

@@ -114,7 +114,7 @@ def build_kv_pool(configurator, *, sizes, req_to_token_pool) -> WindowPool:
         dtype=configurator.kv_cache_dtype,
         device=configurator.device,
     )
-    pool.state.slots.attach_pool(req_to_token_pool)
+    req_to_token_pool.report_to(pool.state.slots)
     return pool
 
 

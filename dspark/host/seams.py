@@ -38,6 +38,7 @@ class Seam(NamedTuple):
 
 
 KVC = "mem_cache.kv_cache_configurator.KVCacheConfigurator"
+REQUEST_POOL = "mem_cache.memory_pool.ReqToTokenPool"
 SWA_ALLOCATOR = "mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
 PAGED_ALLOCATOR = "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
 RESULTS = "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
@@ -87,6 +88,19 @@ SEAMS = (
         ("self", "obj", "input_ids"),
     ),
     # Memory (worker process).
+    Seam(
+        f"{KVC}._build_default_req_pool",
+        Use.HOOK,
+        ("self", "max_num_reqs", "extra_max_context_len"),
+    ),
+    Seam(
+        REQUEST_POOL,
+        Use.BASE,
+        ("size", "max_context_len", "device", "enable_memory_saver"),
+    ),
+    Seam(f"{REQUEST_POOL}.alloc", Use.BASE, ("reqs",)),
+    Seam(f"{REQUEST_POOL}.free", Use.BASE, ("req",)),
+    Seam(f"{REQUEST_POOL}.clear", Use.BASE),
     Seam(
         f"{KVC}._build_token_to_kv_pool",
         Use.HOOK,
@@ -147,6 +161,7 @@ SEAMS = (
     ),
     Seam(f"{PAGED_ALLOCATOR}.alloc_decode", Use.BASE, ("seq_lens", "seq_lens_cpu", "last_loc")),
     Seam(f"{PAGED_ALLOCATOR}._release_page_ids", Use.BASE, ("page_ids",)),
+    Seam(f"{PAGED_ALLOCATOR}.clear", Use.BASE),
     # Model and attention (worker process).
     Seam("layers.attention.attention_registry.ATTENTION_BACKENDS", Use.TABLE),
     Seam("models.registry.ModelRegistry.register", Use.CALL, ("package_name", "overwrite")),

@@ -1,6 +1,5 @@
 """Slots: who holds what, and generations that never come back."""
 
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -75,40 +74,3 @@ def test_flush_queues_every_ring():
     table = SlotTable(3)
     table.reset()
     assert table.take_pending() == [1, 2, 3]
-
-
-@pytest.fixture
-def sglang_pool(import_sglang):
-    memory_pool = import_sglang("sglang.srt.mem_cache.memory_pool")
-    return memory_pool.ReqToTokenPool(
-        size=3, max_context_len=8, device="cpu", enable_memory_saver=False
-    )
-
-
-def request():
-    return SimpleNamespace(req_pool_idx=None, inflight_middle_chunks=0, kv_committed_len=0)
-
-
-def test_sglang_pool_reports_new_owners_only(sglang_pool):
-    table = SlotTable(3)
-    table.attach_pool(sglang_pool)
-    chunked, other = request(), request()
-    sglang_pool.alloc([chunked])
-    chunked.inflight_middle_chunks = 1
-    sglang_pool.alloc([chunked, other])
-    assert table.held == {chunked.req_pool_idx, other.req_pool_idx}
-    assert generations(table) == [0, 1, 1, 0]
-    assert sglang_pool.alloc([request(), request()]) is None
-    assert table.held == {1, 2}
-    sglang_pool.free(chunked)
-    assert table.held == {2}
-
-
-def test_flush_keeps_sglang_generations_growing(sglang_pool):
-    table = SlotTable(3)
-    table.attach_pool(sglang_pool)
-    sglang_pool.alloc([request()])
-    sglang_pool.clear()
-    sglang_pool.alloc([request()])
-    assert generations(table) == [0, 3, 1, 1]
-    assert sglang_pool.req_generation.tolist() == [0, 3, 1, 1]

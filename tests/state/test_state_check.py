@@ -13,7 +13,7 @@ C4, C128 = SIZES.c4.ring, SIZES.c128.ring
 
 
 class FreeLists:
-    """The parts of SGLang's allocator and request pool that the check reads."""
+    """The free window pages and request slots that the check compares with."""
 
     def __init__(self):
         self.num_pages = SIZES.swa_pages
@@ -21,19 +21,10 @@ class FreeLists:
         self.release_pages = torch.empty(0, dtype=torch.int64)
         self.free_slots = list(range(1, SIZES.slots + 1))
 
-    def _release_page_ids(self, *pages):
-        self.free_pages = torch.cat([*pages, self.free_pages])
-
-    def clear(self):
-        raise NotImplementedError
-
-    alloc = free = clear
-
 
 def attached(debug=False):
     state, lists = StateLifecycle(SIZES, "cpu", debug=debug), FreeLists()
-    state.pages.attach_allocator(lists)
-    state.slots.attach_pool(lists)
+    state.pages.allocator = state.slots.lists = lists
     return state, lists
 
 
@@ -79,7 +70,8 @@ def test_a_released_page_may_be_dirty_until_the_next_forward():
     lists.free_pages = lists.free_pages[1:]
     state.pools.tensors["c4"][:, C4 : 2 * C4] = 1.0
     state.check()
-    lists._release_page_ids(torch.tensor([1]))
+    state.pages.release(torch.tensor([1]))
+    lists.free_pages = torch.cat([torch.tensor([1]), lists.free_pages])
     state.check()
     state.begin_forward()
     state.check()

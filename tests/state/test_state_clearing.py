@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dspark.state import PageError, StateGeometry, StateLifecycle
+from dspark.state import StateGeometry, StateLifecycle
 
 SIZES = StateGeometry.for_model(
     slots=4, swa_pages=6, verify_rows=6, c4_layers=2, c128_layers=3, head_dim=2, index_dim=1
@@ -117,40 +117,3 @@ def test_rollback_empties_offsets_from_commit_on():
     changed = (state.pools.tensors["c128"] != before["c128"]).any(-1).any(0)
     assert changed.nonzero().flatten().tolist() == [409, 410, 411]  # positions 137..139
     assert torch.equal(state.pools.tensors["c4"], before["c4"])
-
-
-@pytest.fixture
-def sglang_pages(import_sglang):
-    paged = import_sglang("sglang.srt.mem_cache.allocator.paged")
-    return paged.PagedTokenToKVPoolAllocator(
-        6 * 256, 256, torch.float32, "cpu", kvcache=None, need_sort=False
-    )
-
-
-def test_every_release_path_of_sglang_is_recorded(sglang_pages):
-    state = filled()
-    state.pages.attach_allocator(sglang_pages)
-    slots = sglang_pages.alloc(6 * 256)
-    pages = [slots[i * 256 : (i + 1) * 256] for i in range(6)]
-    sglang_pages.free(pages[0][:5])
-    sglang_pages.free_segment(pages[1], start_pos=256)
-    sglang_pages.free_group_begin()
-    sglang_pages.free(pages[2])
-    sglang_pages.free_segment(torch.cat(pages[3:5]), start_pos=0)
-    assert torch.cat(state.pages.pending_on_host()).tolist() == [1, 2]
-    sglang_pages.free_group_end()
-    state.begin_forward()
-    assert empty_owners(state, "c4") == [1, 2, 3, 4, 5]
-    sglang_pages.clear()
-    state.begin_forward()
-    assert empty_owners(state, "c4") == [1, 2, 3, 4, 5, 6]
-
-
-def test_debug_refuses_a_page_nobody_owns(sglang_pages):
-    state = filled(debug=True)
-    state.pages.attach_allocator(sglang_pages)
-    slots = sglang_pages.alloc(2 * 256)
-    sglang_pages.free(slots[:256])
-    with pytest.raises(PageError, match="window page 1 is released but nobody owns it"):
-        sglang_pages.free(slots[:1])
-    assert torch.cat(state.pages.pending_on_host()).tolist() == [1]

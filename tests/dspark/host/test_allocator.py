@@ -1,13 +1,14 @@
 """Slots of the paged allocators: against SGLang's own slow routine, and frees inside a group."""
 
 import random
-from types import SimpleNamespace
 
+import pytest
 import torch
 from sglang.srt.mem_cache.allocator.paged import alloc_extend_naive
 
-from dspark.host.allocator import DSparkAllocator, extend_slots
+from dspark.host.allocator import DSparkAllocator, HostWindowAllocator, extend_slots
 from dspark.host.pools import WindowPool
+from dspark.state import PageError, StateGeometry, StateLifecycle
 
 PAGE = 256
 
@@ -35,9 +36,56 @@ def test_extend_slots_equals_sglangs_loop():
         assert extend_slots(prefix, seq, last, free, PAGE, total).equal(expected)
 
 
+def life_cycle(pages: int, debug: bool) -> StateLifecycle:
+    sizes = StateGeometry.for_model(
+        slots=1, swa_pages=pages, verify_rows=6, c4_layers=1, c128_layers=1, head_dim=2, index_dim=1
+    )
+    return StateLifecycle(sizes, "cpu", debug=debug)
+
+
+def recorded(state: StateLifecycle) -> list[int]:
+    """Pages whose clear is still to come."""
+    return torch.cat([torch.empty(0, dtype=torch.int64), *state.pages.pending_on_host()]).tolist()
+
+
+def window_allocator(state: StateLifecycle) -> HostWindowAllocator:
+    made = HostWindowAllocator(6 * PAGE, PAGE, torch.float32, "cpu", None, False)
+    made.report_to(state.pages)
+    return made
+
+
+def test_every_release_path_of_sglang_is_recorded():
+    state = life_cycle(6, debug=False)
+    window = window_allocator(state)
+    assert recorded(state) == []
+    slots = window.alloc(6 * PAGE)
+    pages = [slots[i * PAGE : (i + 1) * PAGE] for i in range(6)]
+    window.free(pages[0][:5])
+    window.free_segment(pages[1], start_pos=PAGE)
+    window.free_group_begin()
+    window.free(pages[2])
+    window.free_segment(torch.cat(pages[3:5]), start_pos=0)
+    assert recorded(state) == [1, 2]
+    window.free_group_end()
+    assert sorted(recorded(state)) == [1, 2, 3, 4, 5]
+    assert state.begin_forward() == 1
+    window.clear()
+    assert recorded(state) == [1, 2, 3, 4, 5, 6]
+
+
+def test_debug_refuses_a_page_nobody_owns():
+    state = life_cycle(6, debug=True)
+    window = window_allocator(state)
+    slots = window.alloc(2 * PAGE)
+    window.free(slots[:PAGE])
+    with pytest.raises(PageError, match="window page 1 is released but nobody owns it"):
+        window.free(slots[:1])
+    assert recorded(state) == [1]
+
+
 def make_allocator(pages: int = 8) -> DSparkAllocator:
     pool = WindowPool(pages * PAGE, pages * PAGE, 1, torch.uint8, "cpu")
-    pool.state = SimpleNamespace(pages=SimpleNamespace(attach_allocator=lambda a: None))
+    pool.state = life_cycle(pages, debug=False)
     return DSparkAllocator(pages * PAGE, pages * PAGE, PAGE, torch.uint8, "cpu", pool, False)
 
 
@@ -67,6 +115,7 @@ def test_group_free_releases_the_window_page_held_when_it_was_requested():
     free_pages = set(allocator.swa_attn_allocator.free_pages.tolist())
     assert int(old[0]) // PAGE in free_pages
     assert int(replacement[0]) // PAGE not in free_pages
+    assert recorded(allocator.get_kvcache().state) == [int(old[0]) // PAGE]
 
 
 def test_a_page_freed_in_pieces_inside_a_group_returns_once():

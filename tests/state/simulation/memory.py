@@ -5,17 +5,25 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dspark.state import PageClearer, SlotTable
+
 
 class PageList:
-    """LIFO list of free pages with the parts of SGLang's paged allocator that state attaches to."""
+    """LIFO list of free pages; reports to the state life cycle as the served allocator does."""
 
-    def __init__(self, pages: int):
+    def __init__(self, pages: int, clearer: PageClearer | None = None):
         self.num_pages = pages
+        self.clearer: PageClearer | None = None
         self.clear()
+        self.clearer = clearer
+        if clearer is not None:
+            clearer.allocator = self
 
     def clear(self) -> None:
         self.free_pages = torch.arange(1, self.num_pages + 1)
         self.release_pages = torch.empty(0, dtype=torch.int64)
+        if self.clearer is not None:
+            self.clearer.reset()
 
     def take(self, count: int) -> list[int]:
         taken = self.free_pages[:count].tolist()
@@ -27,24 +35,28 @@ class PageList:
         if pages:
             self._release_page_ids(torch.tensor(pages))
 
-    def _release_page_ids(self, *pages: Tensor) -> None:
-        self.free_pages = torch.cat([*pages, self.free_pages])
+    def _release_page_ids(self, pages: Tensor) -> None:
+        if self.clearer is not None:
+            self.clearer.refuse_unowned(pages)
+            self.clearer.release(pages)
+        self.free_pages = torch.cat([pages, self.free_pages])
 
     def __len__(self) -> int:
         return len(self.free_pages)
 
 
 class SlotList:
-    """The parts of SGLang's ReqToTokenPool that state attaches to."""
+    """A token table and its free slots; reports as the served table does."""
 
-    def __init__(self, slots: int, columns: int):
-        self.req_to_token = torch.zeros(slots + 1, columns, dtype=torch.int32)
-        self.req_generation = torch.zeros(slots + 1, dtype=torch.int64)
-        self.clear()
+    def __init__(self, columns: int, table: SlotTable):
+        self.req_to_token = torch.zeros(len(table.generation), columns, dtype=torch.int32)
+        self.free_slots = list(range(1, len(table.generation)))
+        self.table = table
+        table.lists = self
 
     def clear(self) -> None:
-        self.free_slots = list(range(1, len(self.req_generation)))
-        self.req_generation.zero_()
+        self.free_slots = list(range(1, len(self.table.generation)))
+        self.table.reset()
 
     def alloc(self, reqs: list) -> list[int] | None:
         fresh = [req for req in reqs if req.req_pool_idx is None]
@@ -52,10 +64,11 @@ class SlotList:
             return None
         for req in fresh:
             req.req_pool_idx = self.free_slots.pop(0)
-            self.req_generation[req.req_pool_idx] += 1
+        self.table.assigned([req.req_pool_idx for req in fresh])
         return [req.req_pool_idx for req in reqs]
 
     def free(self, req) -> None:
+        self.table.released([req.req_pool_idx])
         self.free_slots.append(req.req_pool_idx)
         req.req_pool_idx = None
 

@@ -112,12 +112,10 @@ class Server:
             self.state.slots = StuckSlots(slots)
         self.state.pages = StreamClearer(self.state.pools, self.state.slots, self.state.tags)
         self.state.pages.server = self
-        self.slots = SlotList(slots, COLUMNS)
-        self.full, self.swa = PageList(full_pages), PageList(swa_pages)
-        self.state.slots.attach_pool(self.slots)
+        self.slots = SlotList(COLUMNS, self.state.slots)
         if self.faults.forget_flush:
             self.state.pages.reset = lambda: None
-        self.state.pages.attach_allocator(self.swa)
+        self.full, self.swa = PageList(full_pages), PageList(swa_pages, self.state.pages)
         self.full_to_swa = torch.zeros((full_pages + 1) * PAGE, dtype=torch.int64)
         self.tree = Tree()
         self.device = Device(self.state, full_pages, self.checks, self.faults)
