@@ -8,8 +8,6 @@ from dspark.errors import UsageError
 from dspark.host import arguments, config_file, cpu_hooks, hooks, http_hooks, seams
 from dspark.host.command_line import flag_value
 
-_registered = False
-
 HOOKS: dict[str, Callable] = {
     "server_args.ServerArgs.__post_init__": hooks.resolve_arguments,
     "server_args.ServerArgs.add_cli_args": hooks.add_flags,
@@ -104,7 +102,6 @@ def register() -> None:
     SGLang logs what this raises and goes on without us. Hence the model class is named before
     anything can fail: where it is built in a worker, it stops (`check_worker`).
     """
-    global _registered
     seams.name_models()
     if fault := seams.find_version_fault():
         refuse_model(fault)
@@ -114,7 +111,7 @@ def register() -> None:
         except Exception as error:
             refuse_model(f"this plugin could not be set up ({error}); reinstall SGLang.")
             raise
-    _registered = True
+    seams.note_registered()
 
 
 def put_in_place() -> None:
@@ -146,8 +143,3 @@ def describe_invalid_requests() -> None:
     app.exception_handlers[RequestValidationError] = functools.partial(
         http_hooks.describe_invalid, stock
     )
-
-
-def registered() -> bool:
-    """Whether SGLang has called `register` in this process, and it came to its end."""
-    return _registered

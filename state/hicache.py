@@ -10,14 +10,10 @@ The attach point is SGLang's `HybridCacheController`:
   queues them for clearing.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dspark.state.errors import HostLoadError, StateError
-
-if TYPE_CHECKING:
-    from dspark.state.pages import PageClearer
+from dspark.state.pages import PageClearer
 
 WINDOW = "swa"
 ROWS = ("deepseek_v4_c4_state", "deepseek_v4_c4_indexer_state")  # SGLang's names for our rings

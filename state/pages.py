@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dspark.kernels.state import clear_pages, clear_slots
-from dspark.state import hicache
 from dspark.state.errors import PageError
 from dspark.state.pools import StatePools
 from dspark.state.slots import SlotTable
@@ -126,10 +125,6 @@ class PageClearer:
         with torch.cuda.stream(stream):
             self.flush()
             return stream.record_event()
-
-    def attach_hicache(self, controller) -> None:
-        """Follow SGLang's host tier; see `dspark.state.hicache`."""
-        hicache.attach(self, controller)
 
     def loaded(self, swa_loc: Tensor) -> None:
         """int [n * page] window slots of whole pages whose rows arrived from the host."""

@@ -88,10 +88,10 @@ def load_plugin() -> None:
     """Load SGLang's plugins and make sure that ours was among them."""
     from sglang.srt.plugins import load_plugins
 
-    from dspark import plugin
+    from dspark.host import seams
 
     load_plugins()
-    if not plugin.registered():
+    if not seams.registered():
         raise UsageError(
             "SGLang did not load this plugin, for a reason that is in the log above, or because "
             "SGLANG_PLUGINS is set without 'dspark' in it, or because it is not installed."

@@ -577,6 +577,19 @@ def require_active(hooks: Iterable[tuple[str, Callable]], backend_factory: Calla
         )
 
 
+_registered = False
+
+
+def note_registered() -> None:
+    """SGLang has called the plugin's entry point in this process, and it came to its end."""
+    global _registered
+    _registered = True
+
+
+def registered() -> bool:
+    return _registered
+
+
 _expected: tuple[Mapping[str, Callable], Callable] | None = None
 _not_set_up = "this plugin was not set up in the worker process; the log above says why."
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from compressor_run import Memory, entries, equal, forward, random_rows, weights
 
-from dspark.state import HostLoadError, PageHostPool, StateError
+from dspark.state import HostLoadError, PageHostPool, StateError, hicache
 
 PAGE, LENGTH, PREFIX, END = 256, 520, 512, 600
 ROWS, DIRT = random_rows(1), random_rows(2)
@@ -26,7 +26,7 @@ def stacks(import_sglang):
 @pytest.fixture
 def stack(stacks):
     stack = stacks.build()
-    stack.state.pages.attach_hicache(stack.controller)
+    hicache.attach(stack.state.pages, stack.controller)
     return stack
 
 
@@ -228,14 +228,14 @@ def test_attach_refuses_a_tier_that_forgets_the_rows(stacks):
     stack = stacks.build()
     del stack.controller.mem_pool_host.entry_map[stack.names.DEEPSEEK_V4_C4_STATE]
     with pytest.raises(StateError, match=r"not their rows \['deepseek_v4_c4_state'\]"):
-        stack.state.pages.attach_hicache(stack.controller)
+        hicache.attach(stack.state.pages, stack.controller)
 
 
 def test_attach_refuses_releases_behind_the_allocator(stacks):
     stack = stacks.build()
     stack.controller.mem_pool_host.entry_map[stack.names.SWA].device_free_fn = lambda slots: None
     with pytest.raises(StateError, match="release window pages through the allocator"):
-        stack.state.pages.attach_hicache(stack.controller)
+        hicache.attach(stack.state.pages, stack.controller)
 
 
 def test_host_pool_hands_out_whole_pages():

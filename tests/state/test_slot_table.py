@@ -1,6 +1,5 @@
 """Slots: who holds what, and generations that never come back."""
 
-
 import pytest
 import torch
 
