@@ -32,14 +32,16 @@ class PageList:
         return taken
 
     def free(self, pages: list[int]) -> None:
-        if pages:
-            self._release_page_ids(torch.tensor(pages))
-
-    def _release_page_ids(self, pages: Tensor) -> None:
+        if not pages:
+            return
         if self.clearer is not None:
-            self.clearer.refuse_unowned(pages)
-            self.clearer.release(pages)
-        self.free_pages = torch.cat([pages, self.free_pages])
+            self.clearer.refuse_unowned(torch.tensor(pages))
+            self.clearer.release(torch.tensor(pages))
+        self.put_back(pages)
+
+    def put_back(self, pages: list[int]) -> None:
+        """Free pages without telling anybody."""
+        self.free_pages = torch.cat([torch.tensor(pages), self.free_pages])
 
     def __len__(self) -> int:
         return len(self.free_pages)

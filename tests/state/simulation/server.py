@@ -576,7 +576,7 @@ class Server:
         self._map(full, None)
         self.first_use.discard(swa)
         if self.faults.unhooked_release:
-            PageList._release_page_ids(self.swa, torch.tensor([swa]))
+            self.swa.put_back([swa])
         else:
             self.swa.free([swa])
         if self.faults.early_clears:
