@@ -25,6 +25,7 @@ from dspark.kernels.step import step_meta
 from dspark.kernels.tooling.launch_counts import count_launches
 from dspark.target.caches import C128_PER_PAGE, PAGE_TOKENS
 from dspark.target.config import ModelConfig
+from dspark.target.forward import Forward
 from dspark.target.model import embed_streams, logits, run_layers
 from dspark.target.weights import TargetWeights, load_target
 
@@ -80,9 +81,12 @@ def measure(weights: TargetWeights, config: ModelConfig, rows: int, context: int
             stride=rows,
         )
         out = run_layers(
-            embed_streams(weights.embed[ids]), ids, weights, config, model.rope, meta,
-            model.caches, few_rows=few_rows(rows, model.geometry.c4.ring),
-        )  # fmt: skip
+            embed_streams(weights.embed[ids]),
+            ids,
+            weights,
+            config,
+            Forward(meta, few_rows(rows, model.geometry.c4.ring), model.rope, model.caches),
+        )
         return logits(out.hidden, weights)
 
     with torch.no_grad():

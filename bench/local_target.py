@@ -15,7 +15,8 @@ from dspark.kernels.step import StepMeta, step_meta
 from dspark.state import StateGeometry, StatePools
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.model import TargetOutput, embed_streams, logits, rope_tables, run_layers
+from dspark.target.forward import Forward, rope_tables
+from dspark.target.model import TargetOutput, embed_streams, logits, run_layers
 from dspark.target.weights import TargetWeights
 
 
@@ -142,17 +143,15 @@ class LocalTarget:
     def forward(self, rows: list[Rows], store_all: bool = True) -> TargetOutput:
         """Run all rows in one forward; `store_all` as in decode and verify, False as in prefill."""
         ids = self.tensor([t for r in rows for t in r.tokens])
+        running = few_rows(max(len(r.tokens) for r in rows), self.geometry.c4.ring)
         streams = embed_streams(self.weights.embed[ids].to(self.dtype))
         return run_layers(
             streams,
             ids,
             self.weights,
             self.config,
-            self.rope,
-            self.meta(rows, store_all),
-            self.caches,
+            Forward(self.meta(rows, store_all), running, self.rope, self.caches),
             self.capture_layers,
-            few_rows=few_rows(max(len(r.tokens) for r in rows), self.geometry.c4.ring),
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

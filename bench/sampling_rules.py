@@ -35,7 +35,7 @@ from dspark.kernels.qkv.pages import page_stride
 from dspark.kernels.step import draft_meta
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.draft import block_ids, inject, run_block
+from dspark.target.draft import DraftForward, block_ids, inject, run_block
 from dspark.target.rope import rope_table
 from dspark.target.weights import load_draft, load_target
 
@@ -131,7 +131,8 @@ class Bench:
         )
         head, embed = self.target.weights.head, self.target.weights.embed
         embedded = embed[ids].to(torch.bfloat16)
-        out = run_block(embedded, ids, self.draft, head, self.config, self.rope, meta, self.caches)
+        forward = DraftForward(meta, self.rope, self.caches)
+        out = run_block(embedded, ids, self.draft, head, self.config, forward)
         w1 = self.draft.markov_w1.to(torch.bfloat16)
         bias = bf16_linear(
             w1[texts.ids[:, at : at + gamma].flatten()], self.draft.markov_w2, torch.float32

@@ -20,27 +20,27 @@ class RingRollback:
         self._tags = tags
 
     def after_verify(
-        self, slot: Tensor, seq_len: Tensor, commit: Tensor, verify_len: Tensor
+        self, slot: Tensor, committed: Tensor, commit_len: Tensor, rows_run: Tensor
     ) -> None:
-        """Empty the rows at offsets [commit, verify_len) of each request, in all layers.
+        """Empty the rows at offsets [commit_len, rows_run) of each request, in all layers.
 
         Must run in the step's own epilogue: a row of the next step would be emptied too.
 
         Args:
             slot: int [B] request slots, -1 = padding.
-            seq_len: int [B] tokens committed BEFORE the step (position of its first row).
-            commit: int [B] tokens the step commits, i.e. accepted drafts + 1.
-            verify_len: int [B] rows the step ran.
+            committed: int [B] committed lengths BEFORE the step (position of its first row).
+            commit_len: int [B] rows the step commits, i.e. accepted drafts + 1.
+            rows_run: int [B] rows the step ran.
         """
         geometry = self._pools.geometry
         c128_rollback(
             self._pools.tensors["c128"],
             slot,
-            seq_len,
-            commit,
-            verify_len,
+            committed,
+            commit_len,
+            rows_run,
             ring=geometry.c128.ring,
             verify_rows=geometry.verify_rows,
         )
         if self._tags is not None:
-            self._tags.rolled_back(slot, seq_len, commit)
+            self._tags.rolled_back(slot, committed, commit_len)

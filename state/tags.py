@@ -74,12 +74,12 @@ class RowTags:
         page = self._geometry.page
         tags[pages, -PAGE_TAIL:, 1] = torch.arange(page - PAGE_TAIL, page)
 
-    def rolled_back(self, slot: Tensor, seq_len: Tensor, commit: Tensor) -> None:
-        """The last forward's rows at or above seq_len + commit of each slot are dead."""
+    def rolled_back(self, slot: Tensor, committed: Tensor, commit_len: Tensor) -> None:
+        """The last forward's rows at or above committed + commit_len of each slot are dead."""
         if self._last is None:
             return
         last = self._last
-        for s, frontier in zip(slot.tolist(), (seq_len + commit).tolist(), strict=True):
+        for s, frontier in zip(slot.tolist(), (committed + commit_len).tolist(), strict=True):
             dead = (last.slot == s) & (last.pos >= frontier)
             self.c4[last.c4[dead & (last.c4 >= 0)]] = DEAD
             self.c128[last.c128[dead & (last.c128 >= 0)]] = EMPTY  # the kernel empties these

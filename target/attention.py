@@ -25,9 +25,9 @@ from dspark.kernels.linear import (
     rms_norm,
 )
 from dspark.kernels.qkv import q_kv_prepare
-from dspark.kernels.step import StepMeta
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
+from dspark.target.forward import Forward
 from dspark.target.weights import AttentionWeights
 
 
@@ -35,9 +35,18 @@ class WindowRows(NamedTuple):
     """What every layer kind needs to know about the rows of a forward. T rows, A window keys."""
 
     pos: torch.Tensor  # i64 [T]
-    loc: torch.Tensor  # i32 [T] window slot this row's latent is stored in, -1 for padded rows
-    idx: torch.Tensor  # i32 [T, A] window slots to attend, ascending position, -1 tail
-    length: torch.Tensor  # i32 [T]
+    own: torch.Tensor  # i32 [T] window slot this row's latent is stored in, -1 for padded rows
+    seen: torch.Tensor  # i32 [T, A] window slots to attend, ascending position, -1 tail
+    length: torch.Tensor  # i32 [T] of `seen`
+    running: bool  # as in `Forward`; the draft's rows count as running
+
+
+class LayerView(NamedTuple):
+    """What one layer's attention works on besides weights."""
+
+    rows: WindowRows
+    rope: torch.Tensor  # [maxpos, 64] f32 table of the layer's kind
+    caches: LayerCaches  # updated in place
 
 
 class Projected(NamedTuple):
@@ -48,52 +57,46 @@ class Projected(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Compressed entries each row attends: slots in the layer's compressed pool."""
+    """Compressed entries each row attends, by their place in the layer's compressed pool."""
 
-    slot: torch.Tensor  # i32 [T, B], ascending, -1 tail
+    seen: torch.Tensor  # i32 [T, B], ascending, -1 tail
     length: torch.Tensor  # i32 [T]
     per_page: int
 
 
-def window_rows(meta: StepMeta) -> WindowRows:
-    return WindowRows(meta.pos, meta.swa_loc, meta.swa_idx, meta.swa_len)
+def window_rows(forward: Forward) -> WindowRows:
+    meta = forward.meta
+    return WindowRows(meta.pos, meta.swa_loc, meta.swa_idx, meta.swa_len, forward.running)
 
 
 def attention(
     x: torch.Tensor,
     w: AttentionWeights,
-    ratio: int,
     config: ModelConfig,
-    rope: torch.Tensor,
-    meta: StepMeta,
-    caches: LayerCaches,
-    few_rows: bool = False,
+    forward: Forward,
+    layer: int,
 ) -> torch.Tensor:
     """Target attention of one layer.
 
     Args:
         x: [T, hidden] normed input rows (bf16 served, f32 oracle).
-        ratio: 0, 4 or 128.
-        rope: [maxpos, 64] f32 table of this layer kind (`dspark.target.rope`).
-        meta: positions, slots and key lists of the rows; shared by all layers.
-        caches: pools and rings, updated in place.
-        few_rows: every request is short enough for `dspark.kernels.compress.few_rows`.
 
     Returns:
         [T, hidden] this rank's partial sum; the caller reduces over ranks.
     """
+    ratio, caches = config.compress_ratios[layer], forward.caches[layer]
+    rope = forward.rope.of(ratio)
     latent, kv = project(x, w, config)
     entries = None
     if ratio == 4:
         widths = (w.sink.shape[0] * config.head_dim, config.index_n_heads * config.index_head_dim)
         q, index_query = fp8_linear_parts(latent, w.wq_b, widths)
-        entries = _entries_c4(x, index_query, w, config, rope, meta, caches, few_rows)
+        entries = _entries_c4(x, index_query, w, config, forward, caches)
     else:
         q = fp8_linear(latent, w.wq_b)
         if ratio == 128:
-            entries = _entries_c128(x, w, config, rope, meta, caches)
-    rows = window_rows(meta)
-    return attend(q, kv, w, config, rope, rows, caches, entries, few_rows=few_rows)
+            entries = _entries_c128(x, w, config, forward, caches)
+    return attend(q, kv, w, config, LayerView(window_rows(forward), rope, caches), entries)
 
 
 def project(x: torch.Tensor, w: AttentionWeights, config: ModelConfig) -> Projected:
@@ -109,23 +112,19 @@ def attend(
     kv: torch.Tensor,
     w: AttentionWeights,
     config: ModelConfig,
-    rope: torch.Tensor,
-    rows: WindowRows,
-    caches: LayerCaches,
+    layer: LayerView,
     entries: Entries | None = None,
-    *,
-    few_rows: bool,
 ) -> torch.Tensor:
     """Store the rows' latents, attend window plus `entries`, project back. Used by the draft too.
 
     Args:
         q: [T, H * 512] this rank's queries.
         kv: [T, 512] from `project`.
-        few_rows: not a prompt (`dspark.kernels.attention.mla_sparse`).
 
     Returns:
         [T, hidden] this rank's partial sum.
     """
+    rows, rope, caches = layer
     heads = w.sink.shape[0]
     q = q_kv_prepare(
         q.view(-1, heads, config.head_dim),
@@ -133,7 +132,7 @@ def attend(
         w.kv_norm,
         rope,
         rows.pos,
-        rows.loc,
+        rows.own,
         caches.window,
         PAGE_TOKENS,
         config.rms_norm_eps,
@@ -142,17 +141,17 @@ def attend(
         q,
         caches.window,
         PAGE_TOKENS,
-        rows.idx,
+        rows.seen,
         rows.length,
         caches.compressed if entries is not None else None,
         entries.per_page if entries is not None else 0,
-        entries.slot if entries is not None else None,
+        entries.seen if entries is not None else None,
         entries.length if entries is not None else None,
         w.sink,
         config.head_dim**-0.5,
         rope,
         rows.pos,
-        few_rows=few_rows,
+        few_rows=rows.running,
     )
     groups = heads * config.o_groups // config.num_attention_heads
     grouped = grouped_linear(out.view(out.shape[0], groups, -1), w.wo_a)
@@ -163,10 +162,10 @@ def _entries_c128(
     x: torch.Tensor,
     w: AttentionWeights,
     config: ModelConfig,
-    rope: torch.Tensor,
-    meta: StepMeta,
+    forward: Forward,
     caches: LayerCaches,
 ) -> Entries:
+    meta = forward.meta
     assert w.wcompress is not None
     assert w.compressor is not None
     assert caches.state is not None
@@ -178,7 +177,7 @@ def _entries_c128(
         meta.c128_plan,
         meta.c128_store,
         w.compressor.norm,
-        rope,
+        forward.rope.of(128),
         meta.c128_loc,
         caches.compressed,
         C128_PER_PAGE,
@@ -192,10 +191,8 @@ def _entries_c4(
     index_query: torch.Tensor,
     w: AttentionWeights,
     config: ModelConfig,
-    rope: torch.Tensor,
-    meta: StepMeta,
+    forward: Forward,
     caches: LayerCaches,
-    few_rows: bool,
 ) -> Entries:
     """Form the C4 entries that close in this forward and their index keys, then let the indexer
     choose. Every rank runs all of it: all must select the same entries.
@@ -209,6 +206,7 @@ def _entries_c4(
     assert caches.compressed is not None
     assert caches.index_state is not None
     assert caches.index is not None
+    meta, rope = forward.meta, forward.rope.of(4)
     heads = config.index_n_heads
     widths = (4 * config.head_dim, 4 * config.index_head_dim, heads)
     raw, index_raw, head_weights = bf16_linear_parts(x, w.wcompress, widths, torch.float32)
@@ -227,7 +225,7 @@ def _entries_c4(
         meta.c4_loc,
         C4_PER_PAGE,
         config.rms_norm_eps,
-        few_rows=few_rows,
+        few_rows=forward.running,
     )
     chosen = index_select(
         index_q(index_query.view(-1, heads, config.index_head_dim), head_weights, rope, meta.pos),

@@ -15,12 +15,20 @@ from dspark.kernels.linear import Bf16Weight, bf16_linear, fp8_linear, rms_norm
 from dspark.kernels.qkv import kv_norm_rope_store
 from dspark.kernels.step import DraftMeta
 from dspark.target import attention
-from dspark.target.attention import WindowRows
+from dspark.target.attention import LayerView, WindowRows
 from dspark.target.block import Site, block_sites, collapse_streams, through_sites
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
 from dspark.target.model import embed_streams
 from dspark.target.weights import AttentionWeights, DraftWeights
+
+
+class DraftForward(NamedTuple):
+    """Rows, table and memory of one block forward; made once, read by every stage."""
+
+    meta: DraftMeta
+    rope: torch.Tensor  # [maxpos, 64] f32 plain table; the draft never uses YaRN
+    caches: Sequence[LayerCaches]  # one per stage, updated in place
 
 
 class DraftOutput(NamedTuple):
@@ -80,9 +88,7 @@ def run_block(
     w: DraftWeights,
     head: Bf16Weight,
     config: ModelConfig,
-    rope: torch.Tensor,
-    meta: DraftMeta,
-    caches: Sequence[LayerCaches],
+    forward: DraftForward,
     group=None,
 ) -> DraftOutput:
     """Run the block rows through all stages.
@@ -90,18 +96,18 @@ def run_block(
     Args:
         embedded: [R * gamma, hidden] target embeddings of `token_ids` (`block_ids`).
         head: the target's vocabulary head, this rank's shard.
-        meta: positions, slots and key list of the rows.
         group: tensor-parallel process group or None.
     """
-    rows = WindowRows(meta.pos, meta.swa_loc, meta.idx, meta.len)
+    meta = forward.meta
+    rows = WindowRows(meta.pos, meta.swa_loc, meta.idx, meta.len, running=True)
     sites: list[Site] = []
-    for stage, cache in zip(w.blocks, caches, strict=True):
+    for stage, cache in zip(w.blocks, forward.caches, strict=True):
 
         def attend(x, attn: AttentionWeights = stage.attn, cache: LayerCaches = cache):
             latent, kv = attention.project(x, attn, config)
             q = fp8_linear(latent, attn.wq_b)
             # Stores the whole block before it attends, so every row sees every row.
-            return attention.attend(q, kv, attn, config, rope, rows, cache, few_rows=True)
+            return attention.attend(q, kv, attn, config, LayerView(rows, forward.rope, cache))
 
         sites.extend(block_sites(token_ids, stage, config, attend))
     *_, streams = through_sites(embed_streams(embedded), sites, config, group)

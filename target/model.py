@@ -10,35 +10,16 @@ import torch
 
 from dspark.kernels.hyper import stream_mean
 from dspark.kernels.linear import bf16_linear, rms_norm
-from dspark.kernels.step import StepMeta
 from dspark.target.attention import attention
 from dspark.target.block import Site, block_sites, collapse_streams, through_sites
-from dspark.target.caches import LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.rope import rope_table_on
+from dspark.target.forward import Forward
 from dspark.target.weights import TargetWeights
 
 
 class TargetOutput(NamedTuple):
     hidden: torch.Tensor  # [T, hidden] after the final norm
     captures: list[torch.Tensor]  # one [T, hidden] per captured layer, ascending layer
-
-
-class RopeTables(NamedTuple):
-    """Ratio-0 layers rotate by plain theta 1e4; compressed layers by theta 1.6e5 with YaRN."""
-
-    plain: torch.Tensor  # [maxpos, 64] f32
-    compressed: torch.Tensor  # [maxpos, 64] f32
-
-    def of(self, ratio: int) -> torch.Tensor:
-        return self.plain if ratio == 0 else self.compressed
-
-
-def rope_tables(config: ModelConfig, max_positions: int, device: torch.device) -> RopeTables:
-    return RopeTables(
-        rope_table_on(device, config.rope_theta, max_positions, None),
-        rope_table_on(device, config.compress_rope_theta, max_positions, config.yarn),
-    )
 
 
 def embed_streams(embedded: torch.Tensor) -> torch.Tensor:
@@ -51,31 +32,23 @@ def run_layers(
     token_ids: torch.Tensor,
     w: TargetWeights,
     config: ModelConfig,
-    tables: RopeTables,
-    meta: StepMeta,
-    caches: list[LayerCaches],
+    forward: Forward,
     capture_layers: frozenset[int] = frozenset(),
     group=None,
-    few_rows: bool = False,
 ) -> TargetOutput:
     """All blocks and the final norm.
 
     Args:
         streams: [T, 4, hidden] from `embed_streams`.
         token_ids: i64 [T], for hash-routed layers.
-        meta: rows of this forward.
-        caches: one entry per layer, updated in place.
         capture_layers: layers whose output (mean over streams) the draft model wants.
         group: tensor-parallel process group or None.
-        few_rows: every request is short enough for `dspark.kernels.compress.few_rows`.
     """
     sites: list[Site] = []
     for layer, weights in enumerate(w.blocks):
-        ratio = config.compress_ratios[layer]
-        rope, cache = tables.of(ratio), caches[layer]
 
-        def attend(x, attn=weights.attn, ratio=ratio, rope=rope, cache=cache):
-            return attention(x, attn, ratio, config, rope, meta, cache, few_rows)
+        def attend(x, attn=weights.attn, layer=layer):
+            return attention(x, attn, config, forward, layer)
 
         sites.extend(block_sites(token_ids, weights, config, attend))
     captures = []

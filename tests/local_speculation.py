@@ -8,7 +8,7 @@ from dspark.kernels.qkv.pages import page_stride
 from dspark.kernels.step import draft_meta
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.draft import block_ids, inject, run_block
+from dspark.target.draft import DraftForward, block_ids, inject, run_block
 from dspark.target.rope import rope_table
 from dspark.target.weights import load_draft, load_target
 
@@ -65,9 +65,8 @@ class Speculation:
         )
         w = self.target.weights
         embedded = w.embed[ids].to(self.dtype)
-        out = run_block(
-            embedded, ids, self.draft, w.head, self.config, self.rope, meta, self.caches
-        )
+        forward = DraftForward(meta, self.rope, self.caches)
+        out = run_block(embedded, ids, self.draft, w.head, self.config, forward)
         base = out.logits.view(1, gamma, -1)
         w1 = self.draft.markov_w1.to(self.dtype)
         return (

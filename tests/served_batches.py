@@ -44,7 +44,7 @@ class StandIns:
             slots=SLOTS, swa_pages=4, verify_rows=width, c4_layers=1, c128_layers=1
         )
         self.state = StateLifecycle(geometry, "cpu")
-        self.verify_rows = torch.zeros(SLOTS + 1, dtype=torch.int64)
+        self.rows_run = torch.zeros(SLOTS + 1, dtype=torch.int64)
         # Every request slot owns TABLE token slots; its window slot is one higher.
         first = torch.arange(SLOTS + 1)[:, None] * TABLE
         self.table = (first + torch.arange(TABLE)).to(torch.int32)
@@ -75,12 +75,12 @@ class StandIns:
         return made
 
     def _target_worker(self) -> Any:
-        meta = SimpleNamespace(swa_loc=None, pos=None)
+        forward = SimpleNamespace(meta=SimpleNamespace(swa_loc=None, pos=None))
         runner = SimpleNamespace(
             model_config=SimpleNamespace(context_len=TABLE),
             model=SimpleNamespace(get_input_embeddings=lambda: None, lm_head=None),
             req_to_token_pool=SimpleNamespace(req_to_token=self.table),
-            attn_backend=SimpleNamespace(verify_rows=self.verify_rows, forward_metadata=meta),
+            attn_backend=SimpleNamespace(rows_run=self.rows_run, forward_metadata=forward),
             token_to_kv_pool=SimpleNamespace(state=self.state),
         )
         return SimpleNamespace(

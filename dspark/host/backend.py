@@ -1,7 +1,7 @@
-"""The attention backend SGLang talks to: it turns a batch into `StepMeta` and nothing else.
+"""The attention backend SGLang talks to: it turns a batch into a `Forward` and nothing else.
 
-The attention itself is in `dspark.target.attention`; layers read `forward_metadata`, `few_rows`,
-`layer_caches` and `rope` from here. All metadata is computed on the device from `seq_lens`,
+The attention itself is in `dspark.target.attention`; the model reads `forward_metadata` from here.
+All metadata is computed on the device from `seq_lens`,
 `req_pool_indices` and the token tables, so the same code runs eagerly and inside CUDA graphs.
 """
 
@@ -13,26 +13,27 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from dspark.host.pool_sizes import context_pages
 from dspark.host.pools import DSparkKVPool
 from dspark.kernels.compress import few_rows
-from dspark.kernels.step import StepMeta, step_meta
+from dspark.kernels.step import step_meta
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.config import ModelConfig
-from dspark.target.model import rope_tables
+from dspark.target.forward import Forward, rope_tables
 
 
 class BatchRows(NamedTuple):
-    """Which positions a forward runs. R requests; row r of request i is prefix[i] + r."""
+    """Which positions a forward runs. R requests; row r of request i is committed[i] + r."""
 
-    prefix: torch.Tensor  # i64 [R] tokens already in the cache
-    length: torch.Tensor  # i64 [R] rows that count; 0 for a padded request
+    committed: torch.Tensor  # i64 [R] tokens whose state is stored already
+    run: torch.Tensor  # i64 [R] rows that count; 0 for a padded request
     total: int  # rows launched, padded ones included
-    stride: int | None  # rows per request when every request gets the same, else None (packed)
-    store_all: bool  # decode and verify must keep every raw compressor row
+    # Rows launched for each running request (decode: 1, verify: its width); None = prompts, whose
+    # rows are packed.
+    width: int | None
 
 
-def batch_rows(fb, verify_rows: torch.Tensor) -> BatchRows:
+def batch_rows(fb, rows_run: torch.Tensor) -> BatchRows:
     """Read the row layout of SGLang's batch (ForwardBatch or its graph-replay stand-in).
 
-    verify_rows: i64 [slots] rows of each request that count in a verify, at most its width.
+    rows_run: i64 [slots] rows that each request runs in a verify, at most its width.
     """
     mode = fb.forward_mode
     # SGLang pads graph batches with request slot 0, which no request ever owns.
@@ -40,17 +41,16 @@ def batch_rows(fb, verify_rows: torch.Tensor) -> BatchRows:
     seq_lens = fb.seq_lens.to(torch.int64)
     if mode.is_target_verify():
         width = fb.spec_info.draft_token_num
-        length = real * verify_rows[fb.req_pool_indices].clamp(max=width)
-        return BatchRows(seq_lens, length, fb.batch_size * width, width, True)
+        run = real * rows_run[fb.req_pool_indices].clamp(max=width)
+        return BatchRows(seq_lens, run, fb.batch_size * width, width)
     if mode.is_extend():
         return BatchRows(
             fb.extend_prefix_lens.to(torch.int64),
             fb.extend_seq_lens.to(torch.int64),
             fb.input_ids.shape[0],
             None,
-            False,
         )
-    return BatchRows(seq_lens - real, real, fb.batch_size, 1, True)
+    return BatchRows(seq_lens - real, real, fb.batch_size, 1)
 
 
 class DSparkAttentionBackend(AttentionBackend):
@@ -71,13 +71,12 @@ class DSparkAttentionBackend(AttentionBackend):
         self.layer_caches = self.token_to_kv_pool.layer_caches
         # By request slot, so that a captured graph reads what the worker wrote for this step.
         slots = self.req_to_token_pool.req_to_token.shape[0]
-        self.verify_rows = torch.full(
+        self.rows_run = torch.full(
             (slots,), torch.iinfo(torch.int32).max, dtype=torch.int64, device=runner.device
         )
         self.workspace_bytes = runner.model.memory_report.budget.workspace
         self.workspace_reserved = False
-        self.forward_metadata: StepMeta | None = None
-        self.few_rows = False  # of the forward that `forward_metadata` describes
+        self.forward_metadata: Forward | None = None
 
     def init_forward_metadata_out_graph(self, fb, in_capture: bool = False) -> None:
         """Head of a graph's replay: what was released is cleared before anything writes.
@@ -90,10 +89,11 @@ class DSparkAttentionBackend(AttentionBackend):
         state = self.token_to_kv_pool.state
         state.begin_forward()
         if state.tags is not None:
-            state.observe(self._meta(fb, self._pages_in_use(fb)), fb.req_pool_indices)
+            again = self._forward(fb, self._pages_in_use(fb))
+            state.observe(again.meta, fb.req_pool_indices)
 
     def init_forward_metadata_in_graph(self, fb) -> None:
-        self.forward_metadata = self._meta(fb, self.context_pages)
+        self.forward_metadata = self._forward(fb, self.context_pages)
 
     def init_forward_metadata(self, fb) -> None:
         """Eager entry: tables only as wide as the longest request of this batch."""
@@ -103,8 +103,8 @@ class DSparkAttentionBackend(AttentionBackend):
             self._reserve_workspace()
         state = self.token_to_kv_pool.state
         state.begin_forward()
-        self.forward_metadata = self._meta(fb, self._pages_in_use(fb))
-        state.observe(self.forward_metadata, fb.req_pool_indices)
+        self.forward_metadata = self._forward(fb, self._pages_in_use(fb))
+        state.observe(self.forward_metadata.meta, fb.req_pool_indices)
 
     def _reserve_workspace(self) -> None:
         """Have torch keep the bytes of the widest forward, on the stream that forwards run on.
@@ -112,30 +112,33 @@ class DSparkAttentionBackend(AttentionBackend):
         The first prompt is a warm-up's; from then on nothing of the budget is left to ask for.
         """
         self.workspace_reserved = True
-        if self.verify_rows.is_cuda:
+        if self.rows_run.is_cuda:
             torch.cuda.empty_cache()
-            torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.verify_rows.device)
+            torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.rows_run.device)
 
-    def _meta(self, fb, pages: int) -> StepMeta:
-        rows = batch_rows(fb, self.verify_rows)
-        state = self.token_to_kv_pool.state
-        self.few_rows = rows.stride is not None and few_rows(rows.stride, state.geometry.c4.ring)
-        return step_meta(
+    def _forward(self, fb, pages: int) -> Forward:
+        rows = batch_rows(fb, self.rows_run)
+        geometry = self.token_to_kv_pool.state.geometry
+        running = rows.width is not None
+        # Sizes that break this are refused at start.
+        assert rows.width is None or few_rows(rows.width, geometry.c4.ring)
+        meta = step_meta(
             req_slot=fb.req_pool_indices,
-            prefix_len=rows.prefix,
-            row_len=rows.length,
+            prefix_len=rows.committed,
+            row_len=rows.run,
             rows=rows.total,
-            stride=rows.stride,
+            stride=rows.width,
             req_to_token=self.req_to_token_pool.req_to_token,
             full_to_swa=self.token_to_kv_pool.full_to_swa_index_mapping,
             window=self.config.sliding_window,
-            ring_c4=state.geometry.c4.ring,
-            ring_c128=state.geometry.c128.ring,
+            ring_c4=geometry.c4.ring,
+            ring_c128=geometry.c128.ring,
             max_pages=pages,
             max_c128=pages * PAGE_TOKENS // 128,
             page=PAGE_TOKENS,
-            store_all=rows.store_all,
+            store_all=running,
         )
+        return Forward(meta, running, self.rope, self.layer_caches)
 
     def _pages_in_use(self, fb) -> int:
         """Pages of the longest request, from host lengths where there are any.

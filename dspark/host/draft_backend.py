@@ -1,13 +1,14 @@
-"""The attention backend of the draft runner: a batch in, `DraftMeta` out."""
+"""The attention backend of the draft runner: a batch in, a `DraftForward` out."""
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
 from dspark.host.pool_sizes import context_pages
 from dspark.host.pools import WindowPool
-from dspark.kernels.step import DraftMeta, draft_meta
+from dspark.kernels.step import draft_meta
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.config import ModelConfig
+from dspark.target.draft import DraftForward
 from dspark.target.rope import rope_table_on
 
 
@@ -33,12 +34,12 @@ class DraftAttentionBackend(AttentionBackend):
             torch.device(runner.device), self.config.rope_theta, positions, None
         )
         self.layer_caches = self.token_to_kv_pool.layer_caches
-        self.forward_metadata: DraftMeta | None = None
+        self.forward_metadata: DraftForward | None = None
 
     def init_forward_metadata_in_graph(self, fb) -> None:
         slot = fb.req_pool_indices
         # SGLang pads graph batches with request slot 0, which no request ever owns.
-        self.forward_metadata = draft_meta(
+        meta = draft_meta(
             req_slot=torch.where(slot > 0, slot, -1),
             prefix_len=fb.seq_lens.to(torch.int64),
             gamma=self.gamma,
@@ -47,6 +48,7 @@ class DraftAttentionBackend(AttentionBackend):
             window=self.config.sliding_window,
             valid_from=torch.zeros_like(slot, dtype=torch.int64),
         )
+        self.forward_metadata = DraftForward(meta, self.rope, self.layer_caches)
 
     def init_forward_metadata(self, fb) -> None:
         if not fb.forward_mode.is_idle():

@@ -121,7 +121,7 @@ class DSparkWorker(BaseSpecWorker):
         )
         if not batch.is_prefill_only:
             out.next_token_ids = self._first_tokens(batch, out.logits_output)
-        meta = self.target_runner.attn_backend.forward_metadata
+        meta = self.target_runner.attn_backend.forward_metadata.meta
         self._show_draft(out.logits_output, meta.swa_loc, meta.pos)
         out.new_seq_lens = batch.seq_lens
         out.next_draft_input = draft_input(out.next_token_ids.clamp(min=0), batch.seq_lens)
@@ -239,7 +239,7 @@ class DSparkWorker(BaseSpecWorker):
         """
         tree = grammar.start_copy(batch, candidates)
         backend = self.target_runner.attn_backend
-        backend.verify_rows[requests.slot] = rows.run.to(torch.int64)
+        backend.rows_run[requests.slot] = rows.run.to(torch.int64)
         out = forwards.run_verify_rows(self._target_worker, batch, candidates, *places)
         logits = out.logits_output.next_token_logits
         mask = grammar.mask(batch, tree, logits.device, barrier)

@@ -30,7 +30,7 @@ from dspark.speculation import calibration
 from dspark.target.caches import LayerCaches
 from dspark.target.checkpoint.formats import encode_fp8, encode_mxfp4
 from dspark.target.config import ModelConfig
-from dspark.target.draft import block_ids, inject, run_block
+from dspark.target.draft import DraftForward, block_ids, inject, run_block
 from dspark.target.weights import load_draft, load_target
 
 LENGTH = 256
@@ -138,9 +138,8 @@ def test_draft_forward_equals_the_served_draft(
     )
     block = block_ids(bonus[0], GAMMA, config.dspark.noise_token_id)
     embedded = target.weights.embed[block].float()
-    theirs = run_block(
-        embedded, block, weights, target.weights.head, config, target.rope.plain, meta, caches
-    )
+    forward = DraftForward(meta, target.rope.plain, caches)
+    theirs = run_block(embedded, block, weights, target.weights.head, config, forward)
     torch.testing.assert_close(ours.hidden[0, 0], theirs.hidden, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(ours.base[0, 0], theirs.logits, rtol=1e-3, atol=1e-3)
 

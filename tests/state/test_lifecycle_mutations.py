@@ -25,40 +25,50 @@ class Mutation(NamedTuple):
         return f"{self.fault.__name__}{blind}"
 
 
-RULES = frozenset({"I05", "I08", "I12", "I13"})  # rules whose breach corrupts nothing yet
+RULES = frozenset(
+    {"empty_at_first_use", "rollback_locality", "order", "frontier"}
+)  # rules whose breach corrupts nothing yet
 
 MUTATIONS = [
-    Mutation(faults.UpstreamStoreRule, {"I13"}),
-    Mutation(faults.UpstreamStoreRule, {"I01"}, blind=RULES),
-    Mutation(faults.NoPageTail, {"I13"}),
-    Mutation(faults.NoPageTail, {"I01", "I14"}, blind=RULES),
-    Mutation(faults.NoPageTail, {"I01"}, blind=RULES | {"I14"}),
-    Mutation(faults.StoreOnlyAccepted, {"I01"}, blind=RULES),
-    Mutation(faults.OffByOneRing, {"I01"}),
-    Mutation(faults.OptimisticLength, {"I02"}),
-    Mutation(faults.PaddingIntoZero, {"I15"}),
-    Mutation(faults.RollbackByDrafts, {"I08"}),
-    Mutation(faults.RollbackByDrafts, {"I01"}, blind=RULES),
-    Mutation(faults.RollbackLate, {"I01"}, blind=RULES),
-    Mutation(faults.EarlyClears, {"I01", "I02", "I05", "I12"}, overlap=True),
-    Mutation(faults.EarlyClears, {"I01", "I02"}, overlap=True, blind=RULES),
-    Mutation(faults.SlotClearLate, {"I01", "I12"}),
-    Mutation(faults.UnhookedRelease, {"I05", "I12", "check()"}),
-    Mutation(faults.UnhookedRelease, {"I05", "I12"}, overlap=True),
-    Mutation(faults.ForgetFlush, {"I05", "I12"}, overlap=True),
+    Mutation(faults.UpstreamStoreRule, {"frontier"}),
+    Mutation(faults.UpstreamStoreRule, {"spec_equivalence"}, blind=RULES),
+    Mutation(faults.NoPageTail, {"frontier"}),
+    Mutation(faults.NoPageTail, {"spec_equivalence", "published_pages"}, blind=RULES),
+    Mutation(faults.NoPageTail, {"spec_equivalence"}, blind=RULES | {"published_pages"}),
+    Mutation(faults.StoreOnlyAccepted, {"spec_equivalence"}, blind=RULES),
+    Mutation(faults.OffByOneRing, {"spec_equivalence"}),
+    Mutation(faults.OptimisticLength, {"draft_consistency"}),
+    Mutation(faults.PaddingIntoZero, {"padding"}),
+    Mutation(faults.RollbackByDrafts, {"rollback_locality"}),
+    Mutation(faults.RollbackByDrafts, {"spec_equivalence"}, blind=RULES),
+    Mutation(faults.RollbackLate, {"spec_equivalence"}, blind=RULES),
+    Mutation(
+        faults.EarlyClears,
+        {"spec_equivalence", "draft_consistency", "empty_at_first_use", "order"},
+        overlap=True,
+    ),
+    Mutation(
+        faults.EarlyClears, {"spec_equivalence", "draft_consistency"}, overlap=True, blind=RULES
+    ),
+    Mutation(faults.SlotClearLate, {"spec_equivalence", "order"}),
+    Mutation(faults.UnhookedRelease, {"empty_at_first_use", "order", "check()"}),
+    Mutation(faults.UnhookedRelease, {"empty_at_first_use", "order"}, overlap=True),
+    Mutation(faults.ForgetFlush, {"empty_at_first_use", "order"}, overlap=True),
     Mutation(faults.ForgetFlush, {"check()"}),
-    Mutation(faults.KeepGeneration, {"I10"}),
-    Mutation(faults.RestartGenerations, {"I10"}),
-    Mutation(faults.LoadUnordered, {"I12"}, overlap=True),
-    Mutation(faults.LoadUnordered, {"I01", "I14"}, overlap=True, blind=RULES),
-    Mutation(faults.LoadBeforeFlush, {"I12"}),
-    Mutation(faults.LoadBeforeFlush, {"I01", "I14"}, blind=RULES),
-    Mutation(faults.LoadWithoutRows, {"I14"}),
-    Mutation(faults.LoadWithoutRows, {"I01"}, blind=RULES | {"I14"}),
-    Mutation(faults.LeakOnFailedLoad, {"I19"}),
-    Mutation(faults.PublishAllocated, {"I14"}),
-    Mutation(faults.EagerWindow, {"I16"}),
-    Mutation(faults.WrongPage, {"I09", "I13"}),
+    Mutation(faults.KeepGeneration, {"generation_monotonic"}),
+    Mutation(faults.RestartGenerations, {"generation_monotonic"}),
+    Mutation(faults.LoadUnordered, {"order"}, overlap=True),
+    Mutation(
+        faults.LoadUnordered, {"spec_equivalence", "published_pages"}, overlap=True, blind=RULES
+    ),
+    Mutation(faults.LoadBeforeFlush, {"order"}),
+    Mutation(faults.LoadBeforeFlush, {"spec_equivalence", "published_pages"}, blind=RULES),
+    Mutation(faults.LoadWithoutRows, {"published_pages"}),
+    Mutation(faults.LoadWithoutRows, {"spec_equivalence"}, blind=RULES | {"published_pages"}),
+    Mutation(faults.LeakOnFailedLoad, {"all_or_nothing_load"}),
+    Mutation(faults.PublishAllocated, {"published_pages"}),
+    Mutation(faults.EagerWindow, {"window"}),
+    Mutation(faults.WrongPage, {"no_leak_no_double", "frontier"}),
 ]
 
 
@@ -92,9 +102,9 @@ def test_early_clears_are_harmless_without_overlap():
 
 
 def run_upstream_rule(gamma: int) -> Violation | None:
-    """50 steps of one request under the 0.5.17 store rule, judged by I1 alone."""
+    """50 steps of one request under the 0.5.17 store rule, judged by its tokens alone."""
     server = Server(
-        verify_rows=gamma + 1, faults=faults.UpstreamStoreRule(), ignored=frozenset({"I13"})
+        verify_rows=gamma + 1, faults=faults.UpstreamStoreRule(), ignored=frozenset({"frontier"})
     )
     rng = random.Random(0)
     server.admit(prompt(0, 126))
@@ -107,8 +117,8 @@ def run_upstream_rule(gamma: int) -> Violation | None:
     return None
 
 
-def test_scenario_09_upstream_store_rule_is_seen_at_gamma_5_and_right_at_gamma_3():
+def test_upstream_store_rule_is_seen_at_gamma_5_and_right_at_gamma_3():
     violation = run_upstream_rule(5)
     assert violation is not None
-    assert violation.prop == "I01"
+    assert violation.prop == "spec_equivalence"
     assert run_upstream_rule(3) is None

@@ -1,8 +1,8 @@
-"""The numbered scenarios of the state life cycle, each with the rows and entries it must give.
+"""Scenarios of the state life cycle, each with the rows and entries it must give.
 
-Scenarios 9, 27, 29 and 33 are in `test_lifecycle_mutations`, `test_state_check`,
-`test_ring_geometry` and `test_state_with_compressors`; 22 and 23 once more on SGLang's own
-controller in `test_host_tier`.
+More of them: `test_lifecycle_mutations`, `test_state_check`, `test_ring_geometry` and
+`test_state_with_compressors`; failed loads once more on SGLang's own controller in
+`test_host_tier`.
 """
 
 import random
@@ -104,7 +104,7 @@ def equal(a, b) -> bool:
 
 
 @pytest.mark.parametrize("commit", range(1, 7))
-def test_scenario_01_verify_across_128(commit):
+def test_verify_across_128(commit):
     meta = verify_plan(126, 6)
     assert meta.c128_store.tolist() == [894, 895, 896, 897, 898, 899]
     assert meta.c4_store.tolist() == [94, 95, 80, 81, 82, 83]
@@ -114,7 +114,7 @@ def test_scenario_01_verify_across_128(commit):
 
 
 @BOTH
-def test_scenario_02_an_entry_closed_by_its_commit_is_final(overlap):
+def test_an_entry_closed_by_its_commit_is_final(overlap):
     server, request = started(127, overlap=overlap)
     server.verify([1], [6])
     server.settle()
@@ -126,7 +126,7 @@ def test_scenario_02_an_entry_closed_by_its_commit_is_final(overlap):
     server.check()
 
 
-def test_scenario_03_an_entry_of_rejected_drafts_is_formed_again():
+def test_an_entry_of_rejected_drafts_is_formed_again():
     server, request = started(125)
     server.verify([2], [6])
     rejected = entries(server, request, 128)[2]
@@ -137,7 +137,7 @@ def test_scenario_03_an_entry_of_rejected_drafts_is_formed_again():
     assert committed[0, 0, 127] == request.sequence.values[127] + 4 * (1 << 21)
 
 
-def test_scenario_04_verify_across_a_page():
+def test_verify_across_a_page():
     meta = verify_plan(254, 6)
     assert meta.c128_store.tolist() == [1022, 1023, 768, 769, 770, 771]
     assert meta.c4_store.tolist() == [94, 95, 96, 97, 98, 99]
@@ -155,13 +155,13 @@ def test_scenario_04_verify_across_a_page():
         (136, 134, [542, 543, 408, 409, 410, 411]),
     ],
 )
-def test_scenario_05_ring_wrap(ring, start, rows):
+def test_ring_wrap(ring, start, rows):
     assert verify_plan(start, 6, ring).c128_store.tolist() == rows
     assert emptied(start, 1, ring) == sorted(rows[1:])
 
 
 @pytest.mark.parametrize("start", range(122, 131))
-def test_scenario_06_every_commit_around_128(start):
+def test_every_commit_around_128(start):
     """All commits and widths at once, one request each; three further steps judge them."""
     for length in range(1, 7):
         server = Server(slots=6, full_pages=6, swa_pages=6)
@@ -175,7 +175,7 @@ def test_scenario_06_every_commit_around_128(start):
 
 
 @pytest.mark.parametrize("start", range(140, 144))
-def test_scenario_07_every_commit_and_width_of_a_ring_of_16(start):
+def test_every_commit_and_width_of_a_ring_of_16(start):
     for length in range(1, 11):
         server = Server(slots=10, full_pages=10, swa_pages=10, verify_rows=10)
         for _ in range(length):
@@ -200,7 +200,7 @@ def test_scenario_07_every_commit_and_width_of_a_ring_of_16(start):
     ],
     ids=str,
 )
-def test_scenario_08_ring_bounds_are_tight(fits, breaks, monkeypatch):
+def test_ring_bounds_are_tight(fits, breaks, monkeypatch):
     """One row more than the check allows really does corrupt entries."""
 
     def run(sizes):
@@ -221,7 +221,7 @@ def test_scenario_08_ring_bounds_are_tight(fits, breaks, monkeypatch):
     [([1], [6]), ([6], [6]), ([1, 6], [6]), ([3, 1, 6, 2, 5], [4, 1, 6, 3, 5])],
     ids=["accept_none", "accept_all", "alternate", "ragged"],
 )
-def test_scenario_10_400_tokens_of_each_accept_pattern(overlap, commits, lengths):
+def test_400_tokens_of_each_accept_pattern(overlap, commits, lengths):
     server, request = started(40, overlap=overlap)
     step = 0
     while request.host_len < 440:
@@ -231,7 +231,7 @@ def test_scenario_10_400_tokens_of_each_accept_pattern(overlap, commits, lengths
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 7, 8])
-def test_scenario_11_first_tokens(length):
+def test_first_tokens(length):
     server, request = started(length)
     generate(server, request, 24)
     c4 = entries(server, request, 4)[0]
@@ -240,7 +240,7 @@ def test_scenario_11_first_tokens(length):
 
 @BOTH
 @pytest.mark.parametrize("length", [255, 256, 257, 259, 262, 511, 512, 516])
-def test_scenario_12_cold_hit_and_host_round_trip_agree(length, overlap):
+def test_cold_hit_and_host_round_trip_agree(length, overlap):
     server, cold = started(length, overlap=overlap)
     generate(server, cold, 90)
     expected = first_entries(server, cold)
@@ -261,7 +261,7 @@ def test_scenario_12_cold_hit_and_host_round_trip_agree(length, overlap):
 
 
 @pytest.mark.parametrize("length", range(257, 263))
-def test_scenario_13_duplicate_page_freed_in_flight(length):
+def test_duplicate_page_freed_in_flight(length):
     server = Server(overlap=True)
     a, b = admitted(server, 0, length), admitted(server, 0, length)
     server.chunk(length, 2)
@@ -272,7 +272,7 @@ def test_scenario_13_duplicate_page_freed_in_flight(length):
     server.settle()
 
 
-def test_scenario_14_slot_and_page_reused_while_the_last_step_is_in_flight():
+def test_slot_and_page_reused_while_the_last_step_is_in_flight():
     server, first = started(100, slots=1, full_pages=4, swa_pages=4, overlap=True)
     server.verify([3], [6])
     slot, page = first.slot, first.swa[0]
@@ -287,7 +287,7 @@ def test_scenario_14_slot_and_page_reused_while_the_last_step_is_in_flight():
 
 
 @BOTH
-def test_scenario_15_open_rows_of_an_earlier_owner_stay_invisible(overlap):
+def test_open_rows_of_an_earlier_owner_stay_invisible(overlap):
     server = Server(slots=1, overlap=overlap)
     for family, length in enumerate((300, 1, 129)):
         request = admitted(server, family, length)
@@ -299,7 +299,7 @@ def test_scenario_15_open_rows_of_an_earlier_owner_stay_invisible(overlap):
 
 
 @pytest.mark.parametrize("cut", [1, 3, 127, 128, 129, 255, 256, 257])
-def test_scenario_16_chunk_cuts_agree(cut):
+def test_chunk_cuts_agree(cut):
     whole, request = started(700)
     expected = entries(whole, request, 700)
     server = Server()
@@ -314,7 +314,7 @@ def test_scenario_16_chunk_cuts_agree(cut):
 
 @BOTH
 @pytest.mark.parametrize("same_slot", [True, False])
-def test_scenario_17_abort_between_chunks(overlap, same_slot):
+def test_abort_between_chunks(overlap, same_slot):
     server = Server(slots=2, overlap=overlap)
     victim = admitted(server, 0, 600)
     slot = victim.slot
@@ -332,7 +332,7 @@ def test_scenario_17_abort_between_chunks(overlap, same_slot):
 
 @BOTH
 @pytest.mark.parametrize(("length", "hit"), [(120, 0), (260, 256)])
-def test_scenario_18_retract_with_rows_in_flight(length, hit, overlap):
+def test_retract_with_rows_in_flight(length, hit, overlap):
     server, request = started(length, overlap=overlap)
     goal = 130 if hit == 0 else 300
     while request.host_len < goal:
@@ -346,7 +346,7 @@ def test_scenario_18_retract_with_rows_in_flight(length, hit, overlap):
 
 
 @BOTH
-def test_scenario_19_five_retractions(overlap):
+def test_five_retractions(overlap):
     server = Server(slots=1, overlap=overlap)
     request = admitted(server, 0, 130)
     for _ in range(5):
@@ -360,7 +360,7 @@ def test_scenario_19_five_retractions(overlap):
     generate(server, request, 20)
 
 
-def test_scenario_20_window_eviction():
+def test_window_eviction():
     server, request = started(100)
     generate(server, request, 412)
     server.slide()
@@ -373,7 +373,7 @@ def test_scenario_20_window_eviction():
 
 
 @BOTH
-def test_scenario_21_tombstone_recovered_by_another_request(overlap):
+def test_tombstone_recovered_by_another_request(overlap):
     server, first = started(300, overlap=overlap)
     server.verify([1], [6])
     server.settle()
@@ -397,7 +397,7 @@ def test_scenario_21_tombstone_recovered_by_another_request(overlap):
 
 @BOTH
 @pytest.mark.parametrize("fail_at", range(len(LOAD_STEPS)), ids=lambda i: f"{LOAD_STEPS[i]}")
-def test_scenario_22_failed_load_is_a_cold_run(fail_at, overlap):
+def test_failed_load_is_a_cold_run(fail_at, overlap):
     server, request = started(600, overlap=overlap)
     generate(server, request, 90)
     expected = first_entries(server, request)
@@ -413,7 +413,7 @@ def test_scenario_22_failed_load_is_a_cold_run(fail_at, overlap):
     assert equal(first_entries(server, request), expected)
 
 
-def test_scenario_23_load_into_a_page_whose_old_owner_is_in_flight():
+def test_load_into_a_page_whose_old_owner_is_in_flight():
     server, first = started(300, overlap=True, swa_pages=4)
     server.settle()
     server.abort(first)
@@ -432,7 +432,7 @@ def test_scenario_23_load_into_a_page_whose_old_owner_is_in_flight():
 
 
 @BOTH
-def test_scenario_24_flush_between_two_runs(overlap):
+def test_flush_between_two_runs(overlap):
     server, request = started(260, overlap=overlap)
     generate(server, request, 90)
     expected = first_entries(server, request)
@@ -448,7 +448,7 @@ def test_scenario_24_flush_between_two_runs(overlap):
     assert equal(first_entries(server, request), expected)
 
 
-def test_scenario_25_memory_release_and_resume():
+def test_memory_release_and_resume():
     server, request = started(260)
     generate(server, request, 90)
     expected = first_entries(server, request)
@@ -460,7 +460,7 @@ def test_scenario_25_memory_release_and_resume():
     assert equal(first_entries(server, request), expected)
 
 
-def test_scenario_26_graph_padding_beside_poisoned_padding_owners():
+def test_graph_padding_beside_poisoned_padding_owners():
     """Batch 3 in a bucket of 8, NaN in slot 0 and page 0."""
     jobs = [Job(tuple(prompt(i, 120 + i)), 40, (2, 6, 1)) for i in range(3)]
     results = [
@@ -471,7 +471,7 @@ def test_scenario_26_graph_padding_beside_poisoned_padding_owners():
         assert equal(results[0][number], results[1][number])
 
 
-def test_scenario_28_group_free_with_a_replacement_in_between(import_sglang):
+def test_group_free_with_a_replacement_in_between(import_sglang):
     """The page that is released is the one held when the free was asked for, once."""
     import hicache_stack
 
@@ -492,7 +492,7 @@ def test_scenario_28_group_free_with_a_replacement_in_between(import_sglang):
     assert (allocator.full_to_swa_index_mapping[slots] == replacement).all()
 
 
-def test_scenario_30_verify_of_one_row_plans_what_decode_plans():
+def test_verify_of_one_row_plans_what_decode_plans():
     tables = {
         "req_to_token": torch.arange(5 * 768, dtype=torch.int32).view(5, 768) % 2048,
         "full_to_swa": torch.arange(2048),
@@ -516,7 +516,7 @@ def test_scenario_30_verify_of_one_row_plans_what_decode_plans():
 
 
 @BOTH
-def test_scenario_30_verify_of_one_row_leaves_the_state_of_decode(overlap):
+def test_verify_of_one_row_leaves_the_state_of_decode(overlap):
     jobs = [Job(tuple(prompt(i, 126 + i)), 30, (1,)) for i in range(2)]
     wide = serve(Server(overlap=overlap), jobs, [0, 1], 2)
     narrow = serve(Server(overlap=overlap, verify_rows=1, c4=8, c128=128), jobs, [0, 1], 2)
@@ -528,14 +528,14 @@ def test_scenario_30_verify_of_one_row_leaves_the_state_of_decode(overlap):
 @pytest.mark.parametrize(
     ("seeds", "events"), [(1, 250), pytest.param(20, 2000, marks=pytest.mark.deep)]
 )
-def test_scenario_31_long_random_runs(seeds, events, overlap):
+def test_long_random_runs(seeds, events, overlap):
     for seed in range(seeds):
         server = Server(slots=8, full_pages=16, swa_pages=12, overlap=overlap)
         operate(server, random.Random(1000 + seed), events)
 
 
 @BOTH
-def test_scenario_32_ranks_that_see_the_same_events_stay_equal(overlap):
+def test_ranks_that_see_the_same_events_stay_equal(overlap):
     ranks = [Server(overlap=overlap) for _ in range(2)]
     for rank in ranks:
         operate(rank, random.Random(7), 80)

@@ -31,7 +31,7 @@ def geometry(verify_rows=6, c4=16, idx=16, c128=136, page=256):
         {"verify_rows": 11, "c4": 32, "idx": 32, "c128": 137},
     ],
 )
-def test_scenario_08_sizes_inside_the_bounds_pass(accepted):
+def test_sizes_inside_the_bounds_pass(accepted):
     geometry(**accepted).check()
 
 
@@ -55,7 +55,7 @@ def test_scenario_08_sizes_inside_the_bounds_pass(accepted):
         ({"verify_rows": 0}, "verify_rows must be >= 1"),
     ],
 )
-def test_scenario_08_sizes_beyond_the_bounds_name_the_broken_rule(refused, rule):
+def test_sizes_beyond_the_bounds_name_the_broken_rule(refused, rule):
     with pytest.raises(StateGeometryError, match=rule):
         geometry(**refused).check()
 
@@ -87,7 +87,7 @@ def test_bytes_of_flash():
     }
 
 
-def test_scenario_29_page_sizes():
+def test_page_sizes():
     """64 is refused, 128 works with C4 rings of 16, 256 is the default."""
     with pytest.raises(StateGeometryError, match="multiple of 128 tokens"):
         geometry(page=64).check()

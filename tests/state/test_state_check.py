@@ -161,7 +161,7 @@ def test_steps_pass_for_every_commit(running, commit):
 
 
 @pytest.mark.parametrize("commit", range(2, 7))
-def test_scenario_27_rollback_fed_accepted_drafts_is_refused_at_the_next_step(running, commit):
+def test_rollback_fed_accepted_drafts_is_refused_at_the_next_step(running, commit):
     verify(running, 126, 6)
     verify(running, 132, commit, told=commit - 1)
     message = rf"(position|offset) {132 + commit - 1}\b.*holds (nothing|a rejected draft)"
@@ -169,7 +169,7 @@ def test_scenario_27_rollback_fed_accepted_drafts_is_refused_at_the_next_step(ru
         verify(running, 132 + commit, 1)
 
 
-def test_scenario_27_rollback_called_twice_changes_nothing(running):
+def test_rollback_called_twice_changes_nothing(running):
     verify(running, 126, 6)
     verify(running, 132, 3)
     before = {kind: rows.clone() for kind, rows in running.pools.tensors.items()}

@@ -93,7 +93,7 @@ def test_I01_entries_equal_a_run_without_drafts(start, commits):
             assert torch.equal(got[kind], slots), kind
 
 
-def test_scenario_33_bf16_rows():
+def test_bf16_rows():
     """Rows rounded to bf16 make close entries, and drafts still change nothing."""
     start, end = 122, 152
     one, other = (speculate(start, end, c, bf16_rows=True) for c in ([1], [2, 5, 1, 4]))
@@ -102,7 +102,7 @@ def test_scenario_33_bf16_rows():
     assert 0 < (rounded - exact).norm() / exact.norm() < 1e-2
 
 
-def test_scenario_33_bf16_rings_alone_make_entries_depend_on_the_drafts():
+def test_bf16_rings_alone_make_entries_depend_on_the_drafts():
     """A window then mixes fp32 rows of its own step with rounded older ones: rings are fp32."""
     start, end = 122, 152
     one, other = (speculate(start, end, c, bf16_ring=True) for c in ([1], [2, 5, 1, 4]))

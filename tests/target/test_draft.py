@@ -14,7 +14,7 @@ from dspark.kernels.moe.reference import dequantise_mxfp4
 from dspark.kernels.step import DraftMeta, draft_meta
 from dspark.target.caches import LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.draft import block_ids, inject, project, run_block
+from dspark.target.draft import DraftForward, block_ids, inject, project, run_block
 from dspark.target.rope import rope_table
 from dspark.target.weights import load_draft, load_target
 
@@ -193,9 +193,7 @@ class Setup:
             self.weights,
             self.head,
             self.config,
-            self.rope,
-            self.meta(length),
-            self.caches,
+            DraftForward(self.meta(length), self.rope, self.caches),
         )
 
     def drafts(self, out, bonus):
@@ -274,9 +272,7 @@ def test_every_row_of_the_block_sees_the_others(setup, captures):
         setup.weights,
         setup.head,
         setup.config,
-        setup.rope,
-        setup.meta(40),
-        setup.caches,
+        DraftForward(setup.meta(40), setup.rope, setup.caches),
     ).hidden
     assert not torch.equal(changed[0], plain[0])
 

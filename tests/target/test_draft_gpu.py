@@ -7,7 +7,7 @@ from dspark.kernels.qkv.pages import page_stride
 from dspark.kernels.step import draft_meta
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.draft import block_ids, inject, run_block
+from dspark.target.draft import DraftForward, block_ids, inject, run_block
 from dspark.target.rope import rope_table
 from dspark.target.weights import load_draft, load_target
 
@@ -70,9 +70,7 @@ class Served:
             self.weights,
             self.head,
             self.config,
-            self.rope,
-            meta,
-            self.caches,
+            DraftForward(meta, self.rope, self.caches),
         )
 
 

@@ -18,7 +18,7 @@ from dspark.kernels.common import dispatch
 from dspark.kernels.step import draft_meta
 from dspark.target.checkpoint import presets
 from dspark.target.config import ModelConfig
-from dspark.target.draft import run_block
+from dspark.target.draft import DraftForward, run_block
 from dspark.target.weights import load_draft, load_target
 
 SITES = Counter(_project=2, _mix=2)
@@ -125,9 +125,7 @@ def test_drafts_of_many_requests_never_wait_for_the_device(tiny, tiny_directory,
             draft,
             weights.head,
             config,
-            model.rope.plain,
-            meta,
-            model.caches[: config.dspark.stages],
+            DraftForward(meta, model.rope.plain, model.caches[: config.dspark.stages]),
         )
     assert launches["_decode"] > 0
     assert launches["_prefill"] == 0

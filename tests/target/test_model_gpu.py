@@ -8,6 +8,7 @@ from dspark.bench.local_target import LocalTarget, Rows
 from dspark.target.checkpoint.make import ACCEPTANCE, make_checkpoint
 from dspark.target.checkpoint.presets import PRESETS
 from dspark.target.config import ModelConfig
+from dspark.target.forward import Forward
 from dspark.target.model import embed_streams, run_layers
 from dspark.target.weights import load_target
 
@@ -101,9 +102,12 @@ def test_a_captured_decode_step_equals_the_eager_one(model_of, tokens):
         )
         streams = embed_streams(replayed.weights.embed[ids])
         return run_layers(
-            streams, ids, replayed.weights, replayed.config, replayed.rope, meta,
-            replayed.caches, few_rows=True,
-        ).hidden  # fmt: skip
+            streams,
+            ids,
+            replayed.weights,
+            replayed.config,
+            Forward(meta, True, replayed.rope, replayed.caches),
+        ).hidden
 
     def tokens_at(offset: int) -> list[int]:
         return [tokens[n + offset] for n in LENGTHS]

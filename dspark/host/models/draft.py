@@ -51,9 +51,7 @@ class DeepseekV4ForCausalLMDSpark(nn.Module):
             self.weights,
             self.lm_head.prepared,
             self.config,
-            backend.rope,
             backend.forward_metadata,
-            backend.layer_caches,
             self.group,
         )
         return LogitsProcessorOutput(next_token_logits=out.logits, hidden_states=out.hidden)

@@ -115,12 +115,9 @@ class DeepseekV4ForCausalLM(nn.Module):
             input_ids,
             self.weights,
             self.config,
-            backend.rope,
             backend.forward_metadata,
-            backend.layer_caches,
             self.capture_layers,
             self.group,
-            backend.few_rows,
         )
         return self.logits_processor(
             input_ids, out.hidden, self.lm_head, forward_batch, out.captures or None

@@ -29,7 +29,8 @@ def backend():
     made.req_to_token_pool = SimpleNamespace(req_to_token=table)
     made.config = ModelConfig.from_hf(presets.tiny())
     made.context_pages = 2
-    made.verify_rows = torch.full((SIZES.slots + 1,), 6)
+    made.rows_run = torch.full((SIZES.slots + 1,), 6)
+    made.rope = made.layer_caches = None  # no layer runs
     return made
 
 

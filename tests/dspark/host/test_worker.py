@@ -103,7 +103,7 @@ def test_a_budget_of_nothing_runs_one_row_a_request(monkeypatch):
     worker.set_dspark_forced_budget_frac(0.0)
     result = worker.forward_batch_generation(batch)
     assert result.accept_lens.tolist() == result.cap_lens.tolist() == [1, 1, 1]
-    assert stand_ins.verify_rows[SLOT].tolist() == [1, 1, 1]
+    assert stand_ins.rows_run[SLOT].tolist() == [1, 1, 1]
 
 
 def test_rejected_rows_reach_neither_the_draft_nor_a_later_window(monkeypatch):

@@ -1,4 +1,4 @@
-"""Violations carry the number of the property they break; counters prove that it was looked at."""
+"""Violations carry the name of the property they break; counters prove that it was looked at."""
 
 from collections import Counter
 

@@ -73,7 +73,7 @@ class Device:
         for page in pages:
             owner = self.page_written.pop(page, None)
             self.checks.require(
-                "I12",
+                "order",
                 owner is None or owner != epoch.get(page),
                 f"page {page} is cleared after its owner of epoch {owner} wrote",
             )
@@ -82,7 +82,7 @@ class Device:
         for slot in slots:
             owner = self.slot_written.pop(slot, None)
             self.checks.require(
-                "I12",
+                "order",
                 owner is None or owner != generation[slot],
                 f"slot {slot} is cleared after its owner of generation {owner} wrote",
             )
@@ -138,11 +138,13 @@ class Device:
         }
         changed = differing(pools["c128"], before["c128"])
         self.checks.require(
-            "I08", changed <= allowed, f"rollback changed c128 rows {sorted(changed - allowed)}"
+            "rollback_locality",
+            changed <= allowed,
+            f"rollback changed c128 rows {sorted(changed - allowed)}",
         )
         for kind in ("c4", "idx"):
             untouched = not differing(pools[kind], before[kind])
-            self.checks.require("I08", untouched, f"rollback changed {kind} rows")
+            self.checks.require("rollback_locality", untouched, f"rollback changed {kind} rows")
         for row in launch.rows:
             self._check_live_rows(launch, row)
 
@@ -224,7 +226,7 @@ class Device:
             seen = length[mine].numpy()
             right = bool((seen == visible // ratio).all())
             message = "" if right else f"rows {start}..{end} see {seen} entries"
-            self.checks.require("I02", right, message)
+            self.checks.require("draft_consistency", right, message)
         for kind, make, ratio in (
             ("c4", c4_entries, 4),
             ("idx", c4_entries, 4),
@@ -237,16 +239,22 @@ class Device:
                 want = salted(terms, layer + SALT[kind])
                 wrong = (got[layer] != want).any(1).nonzero()[0]
                 committed = (start + commit) // ratio
-                prop = "I01" if len(wrong) and wrong[0] < committed else "I02"
+                prop = (
+                    "spec_equivalence"
+                    if len(wrong) and wrong[0] < committed
+                    else "draft_consistency"
+                )
                 where = f"{kind} layer {layer} slot {row.slot} rows {start}+{row.length}"
                 self.checks.require(
                     prop, not len(wrong), f"{where}: wrong entries {wrong[:5].tolist()}"
                 )
-                self.checks.made["I01"] += committed
+                self.checks.made["spec_equivalence"] += committed
                 foreign = np.isnan(got[layer]).any()
-                self.checks.require("I03", not foreign, f"{where}: an unwritten row was read")
+                self.checks.require(
+                    "write_before_read", not foreign, f"{where}: an unwritten row was read"
+                )
         if not self.expect_empty:
-            self.checks.made["I04"] += 1
+            self.checks.made["clearing_is_redundant"] += 1
 
     def _entry_slots(self, meta: StepMeta, i: int, count: int, per_page: int) -> Tensor:
         entry = torch.arange(count)
@@ -274,42 +282,48 @@ class Device:
             right = np.array_equal(newest[layer], want)
             where = f"{kind} layer {layer} slot {row.slot}"
             message = "" if right else f"{where}: live rows {newest[layer]} are not {want}"
-            self.checks.require("I01", right, message)
+            self.checks.require("spec_equivalence", right, message)
 
     def _check_stores(self, launch: Launch, meta: StepMeta, starts: list[int]) -> None:
         """Stored positions are the forward's own, and all of them where W1 asks for that."""
         ring = self.geometry.c4.ring
         pages = set((meta.c4_store[meta.c4_store >= 0] // ring).tolist())
         self.checks.require(
-            "I13",
+            "frontier",
             not pages & launch.published,
             f"rows are stored in published pages {pages & launch.published}",
         )
         real = meta.row_req >= 0
         if launch.store_all:
             stored = bool((meta.c4_store[real] >= 0).all() and (meta.c128_store[real] >= 0).all())
-            self.checks.require("I13", stored, "a verify does not store all of its rows")
+            self.checks.require("frontier", stored, "a verify does not store all of its rows")
             return
         for i, (row, start) in enumerate(zip(launch.rows, starts, strict=True)):
             end, mine = start + row.length, meta.row_req == i
             pos = meta.pos[mine]
             needed = (pos >= end // 4 * 4 - 4) | (pos % PAGE >= PAGE - 4)
             complete = bool((meta.c4_store[mine][needed] >= 0).all())
-            self.checks.require("I13", complete, f"prefill {start}..{end} drops needed c4 rows")
+            self.checks.require(
+                "frontier", complete, f"prefill {start}..{end} drops needed c4 rows"
+            )
             open_block = bool((meta.c128_store[mine][pos >= end // 128 * 128] >= 0).all())
-            self.checks.require("I13", open_block, f"prefill {start}..{end} drops c128 rows")
+            self.checks.require("frontier", open_block, f"prefill {start}..{end} drops c128 rows")
 
     def _check_first_use(self, launch: Launch) -> None:
         for row in launch.rows:
             if row.fresh:
                 block = self.state.pools.tensors["c128"].unflatten(1, (-1, self.geometry.c128.ring))
                 empty = bool(empty_rows(block[:, row.slot]).all())
-                self.checks.require("I05", empty, f"slot {row.slot} is not empty at first use")
+                self.checks.require(
+                    "empty_at_first_use", empty, f"slot {row.slot} is not empty at first use"
+                )
         for kind in ("c4", "idx"):
             block = self.state.pools.tensors[kind].unflatten(1, (-1, self.geometry.c4.ring))
             for page in launch.first_use:
                 empty = bool(empty_rows(block[:, page]).all())
-                self.checks.require("I05", empty, f"{kind} page {page} is not empty at first use")
+                self.checks.require(
+                    "empty_at_first_use", empty, f"{kind} page {page} is not empty at first use"
+                )
 
     def _note_writes(self, launch: Launch, meta: StepMeta) -> None:
         """Who wrote where; a new owner's first write must come after the clear."""
@@ -319,7 +333,7 @@ class Device:
         for page in pages:
             owner, before = launch.epoch.get(page), self.page_written.get(page)
             self.checks.require(
-                "I12",
+                "order",
                 before is None or before == owner,
                 f"page {page} of epoch {owner} still holds rows of epoch {before}",
             )
@@ -327,7 +341,7 @@ class Device:
         for row in launch.rows:
             before = self.slot_written.get(row.slot)
             self.checks.require(
-                "I12",
+                "order",
                 before is None or before == row.generation,
                 f"slot {row.slot} of generation {row.generation} holds rows of {before}",
             )
@@ -337,7 +351,7 @@ class Device:
         now = self._padding_rows()
         for kind, rows in now.items():
             same = torch.equal(bits(rows), bits(self.padding_before[kind]))
-            self.checks.require("I15", same, f"{kind} rows of slot 0 or page 0 changed")
+            self.checks.require("padding", same, f"{kind} rows of slot 0 or page 0 changed")
 
     def _padding_rows(self) -> dict[str, Tensor]:
         rows = {

@@ -181,7 +181,7 @@ class StateMachine(RuleBasedStateMachine):
         self.server.check()
         self.made.update(self.server.checks.made)
         if self.server.twice:
-            self.made["I07"] += 1
+            self.made["idempotence"] += 1
 
     def _finish_all(self):
         for request in list(self.server.live):

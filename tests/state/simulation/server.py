@@ -273,7 +273,9 @@ class Server:
         self.swa.clear()
         self.full_to_swa.zero_()
         grown = bool((self.state.slots.generation[1:] == before[1:] + 1).all())
-        self.checks.require("I10", grown, "a flush must count a generation for every slot")
+        self.checks.require(
+            "generation_monotonic", grown, "a flush must count a generation for every slot"
+        )
         return True
 
     def resume(self) -> bool:
@@ -308,7 +310,9 @@ class Server:
         request.generation = int(self.state.slots.generation[slot])
         before[slot] += 1
         counted = torch.equal(before, self.state.slots.generation)
-        self.checks.require("I10", counted, f"assigning slot {slot} must count its generation only")
+        self.checks.require(
+            "generation_monotonic", counted, f"assigning slot {slot} must count its generation only"
+        )
         self.owners.append((slot, request.generation))
         request.nodes = hit
         request.full = [n.page for n in hit]
@@ -348,9 +352,13 @@ class Server:
                 self.full.free(full)
                 self.swa.free(swa)
             same = self._memory() == before
-            self.checks.require("I19", same, f"a load that fails at {step} changes memory")
+            self.checks.require(
+                "all_or_nothing_load", same, f"a load that fails at {step} changes memory"
+            )
             queued = [p for ids in self.state.pages.pending_on_host() for p in ids.tolist()]
-            self.checks.require("I19", set(swa) <= set(queued), "its page is not queued for clear")
+            self.checks.require(
+                "all_or_nothing_load", set(swa) <= set(queued), "its page is not queued for clear"
+            )
             return False
         for node, page in zip(missing, full, strict=True):
             node.full = page
@@ -363,7 +371,7 @@ class Server:
         self.first_use -= set(swa)
         if self.state.tags is not None:
             self.state.tags.loaded(torch.tensor(swa))
-        self.checks.made["I14"] += 1
+        self.checks.made["published_pages"] += 1
         return True
 
     def _copy_in(self, usable, missing, full, swa, fail_at):
@@ -402,7 +410,9 @@ class Server:
 
     def _launch(self, rows: list[tuple[Request, int]], accepts: list[int], verify: bool) -> None:
         launches = self.state.begin_forward()
-        self.checks.require("I18", launches <= 2, f"the head of a forward launched {launches}")
+        self.checks.require(
+            "bounded_work", launches <= 2, f"the head of a forward launched {launches}"
+        )
         launch = Launch(
             rows=[
                 Row(
@@ -628,14 +638,16 @@ class Server:
         for name, owned, pages in (("full", full, self.full), ("window", swa, self.swa)):
             everywhere = sorted(owned + pages.free_pages.tolist())
             self.checks.require(
-                "I09",
+                "no_leak_no_double",
                 everywhere == list(range(1, pages.num_pages + 1)),
                 f"{name} pages owned {sorted(owned)} and free {sorted(pages.free_pages.tolist())}",
             )
         slots = sorted([r.slot for r in self.live] + list(self.slots.free_slots))
         held = sorted(self.state.slots.held) == sorted(r.slot for r in self.live)
         everyone = slots == list(range(1, self.state.geometry.slots + 1))
-        self.checks.require("I09", held and everyone, f"slots held and free are {slots}")
+        self.checks.require(
+            "no_leak_no_double", held and everyone, f"slots held and free are {slots}"
+        )
 
     def _check_generations(self) -> None:
         """What was recorded for an owner counts exactly as long as the owner lives."""
@@ -645,8 +657,12 @@ class Server:
         current = self.state.slots.current(slots, generations).tolist()
         living = {(r.slot, r.generation) for r in self.live}
         expected = [owner in living for owner in self.owners]
-        self.checks.require("I10", current == expected, f"stale owners among {self.owners}")
-        self.checks.require("I10", self.state.slots.generation[0] == 0, "slot 0 has an owner")
+        self.checks.require(
+            "generation_monotonic", current == expected, f"stale owners among {self.owners}"
+        )
+        self.checks.require(
+            "generation_monotonic", self.state.slots.generation[0] == 0, "slot 0 has an owner"
+        )
 
     def _check_requests(self) -> None:
         limit = 2 * self.state.geometry.verify_rows + PAGE
@@ -655,7 +671,7 @@ class Server:
             for k in range(max(request.host_len - 128, 0) // PAGE, len(request.full)):
                 swa = request.nodes[k].swa if k < len(request.nodes) else request.swa[k]
                 self.checks.require(
-                    "I16",
+                    "window",
                     swa is not None and swa not in free,
                     f"page {k} of slot {request.slot} left the window too early",
                 )
@@ -664,7 +680,7 @@ class Server:
             device, host = self.device.seq_len[request.slot], request.host_len
             allocated = len(request.full) * PAGE
             self.checks.require(
-                "I17",
+                "host_below_device",
                 host <= device <= allocated <= device + limit,
                 f"host {host}, device {device}, allocated {allocated}",
             )
@@ -701,7 +717,7 @@ class Server:
 
     def _require_page(self, holds: bool, node: Node, what: str) -> None:
         where = f"page {node.depth} of a prefix, full {node.full}, window {node.swa}"
-        self.checks.require("I14", holds, f"wrong {what} in {where}")
+        self.checks.require("published_pages", holds, f"wrong {what} in {where}")
 
 
 def prompt(family: int, length: int) -> list[int]:
