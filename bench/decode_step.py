@@ -54,7 +54,7 @@ def with_layers(
 def measure(weights: TargetWeights, config: ModelConfig, rows: int, context: int) -> Cost:
     """One step of `rows` rows after `context` tokens, whose cache content is zeros."""
     model = LocalTarget(
-        weights, config, max_tokens=context + PAGE_TOKENS, verify_rows=6, device="cuda"
+        weights, config, max_tokens=context + PAGE_TOKENS, verify_width=6, device="cuda"
     )
     for cache in model.caches:
         for pool in (cache.window, cache.compressed, cache.index):

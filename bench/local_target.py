@@ -74,7 +74,7 @@ class LocalTarget:
     Args:
         weights: as loaded for one rank.
         max_tokens: longest sequence, rounded up to whole pages.
-        verify_rows: widest forward that may be rolled back (1 without speculation).
+        verify_width: widest forward that may be rolled back (1 without speculation).
         dtype: bf16 runs in served precision, fp32 is the unquantised oracle.
         capture_layers: layers whose outputs `forward` returns as captures.
         device: where `weights` are.
@@ -89,7 +89,7 @@ class LocalTarget:
         *,
         max_tokens: int,
         sequences: int = 1,
-        verify_rows: int = 1,
+        verify_width: int = 1,
         dtype: torch.dtype = torch.bfloat16,
         capture_layers: frozenset[int] = frozenset(),
         device: torch.device | str = "cpu",
@@ -103,7 +103,7 @@ class LocalTarget:
         self.geometry = StateGeometry.for_model(
             slots=sequences,
             swa_pages=pages - 1,
-            verify_rows=verify_rows,
+            verify_width=verify_width,
             c4_layers=kinds.count(4),
             c128_layers=kinds.count(128),
         )

@@ -23,7 +23,7 @@ def flash(slots: int, pages: int) -> StateGeometry:
     return StateGeometry.for_model(
         slots=slots,
         swa_pages=pages,
-        verify_rows=VERIFY,
+        verify_width=VERIFY,
         c4_layers=C4_LAYERS,
         c128_layers=C128_LAYERS,
     )

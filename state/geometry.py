@@ -1,7 +1,7 @@
 """Sizes of the compress rings, and the rules that make a verify step safe to take back.
 
 A compressor forms one entry from the raw rows of its last `window` positions. Rows of the running
-forward come from the batch, older ones from the ring. A verify step writes `verify_rows` rows of
+forward come from the batch, older ones from the ring. A verify step writes `verify_width` rows of
 which as few as one may be committed, so the ring must still hold everything the next window needs
 after the rejected rows have overwritten its oldest ones.
 """
@@ -41,14 +41,14 @@ class RingSpec:
 class StateGeometry:
     """Sizes of all state. slots and swa_pages count usable ones; index 0 of each is padding.
 
-    page: tokens per page. verify_rows: most rows one forward may take back all but one of, i.e.
-    gamma + 1 for the largest gamma that may ever be planned, 1 without speculation.
+    page: tokens per page. verify_width: most rows of a request in one forward that may take back
+    all of them but one, i.e. depth + 1; 1 without speculation.
     """
 
     slots: int
     swa_pages: int
     page: int
-    verify_rows: int
+    verify_width: int
     c4: RingSpec
     idx: RingSpec
     c128: RingSpec
@@ -59,7 +59,7 @@ class StateGeometry:
         *,
         slots: int,
         swa_pages: int,
-        verify_rows: int,
+        verify_width: int,
         c4_layers: int,
         c128_layers: int,
         head_dim: int = 512,
@@ -67,13 +67,13 @@ class StateGeometry:
         page: int = 256,
     ) -> "StateGeometry":
         """The geometry of a DeepSeek-V4 model: the smallest rings that allow speculation or not."""
-        speculative = verify_rows > 1
+        speculative = verify_width > 1
         c4_ring, c128_ring = (16, 136) if speculative else (8, 128)
         return cls(
             slots=slots,
             swa_pages=swa_pages,
             page=page,
-            verify_rows=verify_rows,
+            verify_width=verify_width,
             c4=RingSpec(ratio=4, window=8, ring=c4_ring, width=4 * head_dim, layers=c4_layers),
             idx=RingSpec(ratio=4, window=8, ring=c4_ring, width=4 * index_dim, layers=c4_layers),
             c128=RingSpec(
@@ -101,7 +101,7 @@ class StateGeometry:
 
     def check(self) -> None:
         """Raise StateGeometryError, naming the broken rule, if these sizes could corrupt state."""
-        for name in ("slots", "swa_pages", "verify_rows"):
+        for name in ("slots", "swa_pages", "verify_width"):
             _require(getattr(self, name) >= 1, f"{name} must be >= 1, got {getattr(self, name)}")
         for kind in ("c4", "idx"):
             ring = self.ring(kind).ring
@@ -130,9 +130,9 @@ class StateGeometry:
                 f"a {kind} row is a kv half and a score half, got width {spec.width}",
             )
             _require(
-                self.verify_rows <= spec.max_rows(),
-                f"verify rows <= ring - window + 2 for {kind}: {self.verify_rows} rows need a "
-                f"ring of {self.verify_rows + spec.window - 2}, got {spec.ring}",
+                self.verify_width <= spec.max_rows(),
+                f"verify rows <= ring - window + 2 for {kind}: {self.verify_width} rows need a "
+                f"ring of {self.verify_width + spec.window - 2}, got {spec.ring}",
             )
 
 

@@ -26,7 +26,7 @@ class Speculation:
             load_target(directory, self.config),
             self.config,
             max_tokens=MAX_TOKENS,
-            verify_rows=self.dspark.block_size + 1,
+            verify_width=self.dspark.block_size + 1,
             dtype=dtype,
             capture_layers=frozenset(self.dspark.target_layer_ids),
         )

@@ -44,7 +44,7 @@ class Load(NamedTuple):
 
     config: ModelConfig
     tp: int  # ranks
-    verify_rows: int  # rows a request has in a decode step; 1 without drafts
+    verify_width: int  # rows a request has in a decode step; 1 without drafts
     requests: int
     context: int  # tokens of the longest request
     prompt_rows: int  # most rows of a prompt batch
@@ -54,7 +54,7 @@ class Load(NamedTuple):
     @property
     def stages(self) -> int:
         dspark = self.config.dspark
-        return dspark.stages if dspark is not None and self.verify_rows > 1 else 0
+        return dspark.stages if dspark is not None and self.verify_width > 1 else 0
 
     @property
     def captured(self) -> int:
@@ -64,7 +64,7 @@ class Load(NamedTuple):
 
     @property
     def pool(self) -> PoolBytes:
-        return pool_bytes(self.config, self.stages, self.verify_rows)
+        return pool_bytes(self.config, self.stages, self.verify_width)
 
     @property
     def context_pages(self) -> int:
@@ -171,13 +171,13 @@ def batch_workspace(load: Load, gathered: int) -> int:
 
 def sampling_workspace(load: Load) -> int:
     """Logits of the widest step: of target, draft, after cutting tails, and one to spare."""
-    copies = 4 if load.verify_rows > 1 else 3
-    return copies * 4 * load.requests * load.verify_rows * load.config.vocab_size
+    copies = 4 if load.verify_width > 1 else 3
+    return copies * 4 * load.requests * load.verify_width * load.config.vocab_size
 
 
 def step_workspace(load: Load) -> int:
     """Most that the widest decode or verify step takes while it runs; a graph keeps it."""
-    c, rows = load.config, load.requests * load.verify_rows
+    c, rows = load.config, load.requests * load.verify_width
     keys = max(c.index_topk, 2 * load.context_pages)
     partials = -(-c.sliding_window // SPLIT_KEYS) - (-keys // SPLIT_KEYS)
     heads = c.num_attention_heads // load.tp
@@ -195,7 +195,7 @@ def graph_bytes(load: Load) -> int:
     runners = 2 if load.stages else 1
     return (
         step_workspace(load)
-        + sum(sizes) * load.verify_rows * output * runners
+        + sum(sizes) * load.verify_width * output * runners
         + len(sizes) * runners * GRAPH
     )
 
@@ -280,7 +280,7 @@ class Plan(NamedTuple):
 def plan(card: Card, weights: Weights, load: Load, wishes: Wishes) -> Plan:
     """Choose what was not given: the chunk, then up to 8 requests, then context, then requests.
 
-    load: config, tp, verify_rows, window_ratio and graphs of the server; the rest is chosen.
+    load: config, tp, verify_width, window_ratio and graphs of the server; the rest is chosen.
 
     Raises:
         BudgetError: what was given cannot be held, or the model itself cannot.

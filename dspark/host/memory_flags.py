@@ -67,7 +67,7 @@ def first_number(command: tuple[str, ...]) -> int | None:
         return None
 
 
-def verify_rows(server_args, config: ModelConfig) -> int:
+def verify_width(server_args, config: ModelConfig) -> int:
     """Rows of a request in a decode step, before SGLang has resolved the flags."""
     if server_args.speculative_algorithm is None:
         return 1
@@ -102,7 +102,7 @@ def fill(server_args, config: ModelConfig, free: int) -> None:
     Raises:
         UsageError: what was given does not fit; one sentence with numbers.
     """
-    rows = verify_rows(server_args, config)
+    rows = verify_width(server_args, config)
     if server_args.swa_full_tokens_ratio == type(server_args).swa_full_tokens_ratio:
         server_args.swa_full_tokens_ratio = WINDOW_RATIO
     load = Load(

@@ -57,7 +57,7 @@ def load_of(args, config: ModelConfig, context: int) -> Load:
     return Load(
         config,
         tp=args.tp_size,
-        verify_rows=args.speculative_num_draft_tokens or 1,
+        verify_width=args.speculative_num_draft_tokens or 1,
         requests=args.max_running_requests,
         context=context,
         prompt_rows=rows,

@@ -33,22 +33,22 @@ def context_pages(context: int) -> int:
 
 
 def state_geometry(
-    config: ModelConfig, slots: int, window_pages: int, verify_rows: int
+    config: ModelConfig, slots: int, window_pages: int, verify_width: int
 ) -> StateGeometry:
-    """Rings for `slots` requests and `window_pages` pages; `verify_rows` is 1 without drafts."""
+    """Rings for `slots` requests and `window_pages` pages; `verify_width` is 1 without drafts."""
     return StateGeometry.for_model(
         slots=slots,
         swa_pages=window_pages,
-        verify_rows=verify_rows,
+        verify_width=verify_width,
         c4_layers=len(layers_of(config, 4)),
         c128_layers=len(layers_of(config, 128)),
     )
 
 
-def pool_bytes(config: ModelConfig, stages: int, verify_rows: int) -> PoolBytes:
+def pool_bytes(config: ModelConfig, stages: int, verify_width: int) -> PoolBytes:
     """Bytes of one more page or slot; `stages` draft stages keep window latents too."""
     c4, c128 = len(layers_of(config, 4)), len(layers_of(config, 128))
-    one = state_geometry(config, 1, 1, verify_rows).nbytes()  # two owners: padding and one more
+    one = state_geometry(config, 1, 1, verify_width).nbytes()  # two owners: padding and one more
     return PoolBytes(
         full_page=c4 * (page_stride(C4_PER_PAGE) + PACKED_STRIDE)
         + c128 * page_stride(C128_PER_PAGE),

@@ -67,13 +67,13 @@ class DSparkKVPool(WindowPool):
         size: int,
         window_size: int,
         slots: int,
-        verify_rows: int,
+        verify_width: int,
         dtype,
         device: str,
     ):
         super().__init__(size, window_size, config.num_hidden_layers, dtype, device)
         pages = size // PAGE_TOKENS
-        geometry = state_geometry(config, slots, window_size // PAGE_TOKENS, verify_rows)
+        geometry = state_geometry(config, slots, window_size // PAGE_TOKENS, verify_width)
         self.state = StateLifecycle(geometry, device)
         c4, c128 = layers_of(config, 4), layers_of(config, 128)
         for i, layer in enumerate(c4):
@@ -110,7 +110,7 @@ def build_kv_pool(configurator, *, sizes, req_to_token_pool) -> WindowPool:
         size,
         window,
         slots=req_to_token_pool.req_to_token.shape[0] - 1,
-        verify_rows=args.speculative_num_draft_tokens or 1,
+        verify_width=args.speculative_num_draft_tokens or 1,
         dtype=configurator.kv_cache_dtype,
         device=configurator.device,
     )

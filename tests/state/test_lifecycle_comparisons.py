@@ -65,7 +65,7 @@ def rollbacks(draw):
     """Arguments of a rollback of a batch of distinct slots, some of it padding."""
     slots = draw(st.permutations(range(1, SIZES.slots + 1)))[: draw(st.integers(0, 4))]
     slots = [s if draw(st.booleans()) else -1 for s in slots]
-    verify = [draw(st.integers(1, SIZES.verify_rows)) for _ in slots]
+    verify = [draw(st.integers(1, SIZES.verify_width)) for _ in slots]
     commit = [draw(st.integers(1, v)) for v in verify]
     start = [draw(lengths) for _ in slots]
     return slots, start, commit, verify
@@ -162,7 +162,7 @@ def test_I11_permutation(jobs, data, overlap):
     order = list(range(len(jobs)))
     alone: dict[int, list[torch.Tensor]] = {}
     for number in order:
-        server = Server(verify_rows=1, c4=8, c128=128, full_pages=4, swa_pages=4)
+        server = Server(verify_width=1, c4=8, c128=128, full_pages=4, swa_pages=4)
         alone |= serve(server, jobs, [number], 1)
     for arrangement, concurrency in (
         (order, 1),

@@ -104,7 +104,7 @@ def test_early_clears_are_harmless_without_overlap():
 def run_upstream_rule(gamma: int) -> Violation | None:
     """50 steps of one request under the 0.5.17 store rule, judged by its tokens alone."""
     server = Server(
-        verify_rows=gamma + 1, faults=faults.UpstreamStoreRule(), ignored=frozenset({"frontier"})
+        verify_width=gamma + 1, faults=faults.UpstreamStoreRule(), ignored=frozenset({"frontier"})
     )
     rng = random.Random(0)
     server.admit(prompt(0, 126))

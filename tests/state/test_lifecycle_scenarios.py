@@ -50,7 +50,7 @@ def closing(meta, loc) -> list[int]:
 def emptied(start: int, commit: int, ring: int = 256) -> list[int]:
     """C128 rows the rollback of a six-row verify of slot 3 empties."""
     sizes = StateGeometry.for_model(
-        slots=4, swa_pages=1, verify_rows=6, c4_layers=1, c128_layers=2, head_dim=1, index_dim=1
+        slots=4, swa_pages=1, verify_width=6, c4_layers=1, c128_layers=2, head_dim=1, index_dim=1
     )
     c128 = sizes.c128.__class__(ratio=128, window=128, ring=ring, width=2, layers=2)
     state = StateLifecycle(sizes.__class__(**{**vars(sizes), "c128": c128}), "cpu")
@@ -86,7 +86,7 @@ def readmitted(server: Server) -> Request:
 def generate(server: Server, request: Request, tokens: int, commits=(6, 1, 3)) -> None:
     """Verify until the request has `tokens` more tokens."""
     goal, step = request.host_len + tokens, 0
-    rows = server.state.geometry.verify_rows
+    rows = server.state.geometry.verify_width
     while request.host_len < goal:
         server.verify([commits[step % len(commits)]], [rows])
         server.check()
@@ -177,7 +177,7 @@ def test_every_commit_around_128(start):
 @pytest.mark.parametrize("start", range(140, 144))
 def test_every_commit_and_width_of_a_ring_of_16(start):
     for length in range(1, 11):
-        server = Server(slots=10, full_pages=10, swa_pages=10, verify_rows=10)
+        server = Server(slots=10, full_pages=10, swa_pages=10, verify_width=10)
         for _ in range(length):
             server.admit(prompt(0, start))
         server.chunk(start, 10)
@@ -186,17 +186,17 @@ def test_every_commit_and_width_of_a_ring_of_16(start):
             server.verify([2, 10, 1, 7], [10])
         server.check()
     with pytest.raises(StateGeometryError):
-        Server(verify_rows=11)
+        Server(verify_width=11)
 
 
 @pytest.mark.parametrize(
     ("fits", "breaks"),
     [
-        ({"verify_rows": 6, "c128": 132}, {"verify_rows": 6, "c128": 131}),
-        ({"verify_rows": 10, "c128": 136}, {"verify_rows": 11, "c128": 136, "c4": 32}),
-        ({"verify_rows": 11, "c128": 137, "c4": 32}, {"verify_rows": 12, "c128": 137, "c4": 32}),
-        ({"verify_rows": 10, "c4": 16}, {"verify_rows": 11, "c4": 16, "c128": 256}),
-        ({"verify_rows": 1, "c4": 8, "c128": 128}, {"verify_rows": 6, "c4": 8}),
+        ({"verify_width": 6, "c128": 132}, {"verify_width": 6, "c128": 131}),
+        ({"verify_width": 10, "c128": 136}, {"verify_width": 11, "c128": 136, "c4": 32}),
+        ({"verify_width": 11, "c128": 137, "c4": 32}, {"verify_width": 12, "c128": 137, "c4": 32}),
+        ({"verify_width": 10, "c4": 16}, {"verify_width": 11, "c4": 16, "c128": 256}),
+        ({"verify_width": 1, "c4": 8, "c128": 128}, {"verify_width": 6, "c4": 8}),
     ],
     ids=str,
 )
@@ -519,7 +519,7 @@ def test_verify_of_one_row_plans_what_decode_plans():
 def test_verify_of_one_row_leaves_the_state_of_decode(overlap):
     jobs = [Job(tuple(prompt(i, 126 + i)), 30, (1,)) for i in range(2)]
     wide = serve(Server(overlap=overlap), jobs, [0, 1], 2)
-    narrow = serve(Server(overlap=overlap, verify_rows=1, c4=8, c128=128), jobs, [0, 1], 2)
+    narrow = serve(Server(overlap=overlap, verify_width=1, c4=8, c128=128), jobs, [0, 1], 2)
     for number in range(2):
         assert equal(wide[number], narrow[number])
 

@@ -7,9 +7,9 @@ import pytest
 from dspark.state import StateGeometry, StateGeometryError, StateLifecycle
 
 
-def geometry(verify_rows=6, c4=16, idx=16, c128=136, page=256):
+def geometry(verify_width=6, c4=16, idx=16, c128=136, page=256):
     sizes = StateGeometry.for_model(
-        slots=4, swa_pages=6, verify_rows=verify_rows, c4_layers=2, c128_layers=3
+        slots=4, swa_pages=6, verify_width=verify_width, c4_layers=2, c128_layers=3
     )
     return replace(
         sizes,
@@ -24,11 +24,11 @@ def geometry(verify_rows=6, c4=16, idx=16, c128=136, page=256):
     "accepted",
     [
         {"c128": 132},
-        {"verify_rows": 10},
-        {"verify_rows": 10, "c128": 256},
+        {"verify_width": 10},
+        {"verify_width": 10, "c128": 256},
         {"page": 128},
-        {"verify_rows": 1, "c4": 8, "idx": 8, "c128": 128},
-        {"verify_rows": 11, "c4": 32, "idx": 32, "c128": 137},
+        {"verify_width": 1, "c4": 8, "idx": 8, "c128": 128},
+        {"verify_width": 11, "c4": 32, "idx": 32, "c128": 137},
     ],
 )
 def test_sizes_inside_the_bounds_pass(accepted):
@@ -39,9 +39,9 @@ def test_sizes_inside_the_bounds_pass(accepted):
     ("refused", "rule"),
     [
         ({"c128": 131}, "verify rows <= ring - window \\+ 2 for c128.*132, got 131"),
-        ({"verify_rows": 11}, "verify rows <= ring - window \\+ 2 for c4.*17, got 16"),
+        ({"verify_width": 11}, "verify rows <= ring - window \\+ 2 for c4.*17, got 16"),
         (
-            {"verify_rows": 11, "c4": 32, "idx": 32},
+            {"verify_width": 11, "c4": 32, "idx": 32},
             "verify rows <= ring - window \\+ 2 for c128.*137, got 136",
         ),
         ({"c4": 8, "idx": 8}, "verify rows <= ring - window \\+ 2 for c4"),
@@ -49,10 +49,10 @@ def test_sizes_inside_the_bounds_pass(accepted):
         ({"page": 192}, "page must be a multiple of 128"),
         ({"c4": 24, "idx": 24}, "page must be a multiple of the c4 ring"),
         ({"c4": 18, "idx": 18}, "c4 ring must be a multiple of 4"),
-        ({"c4": 4, "idx": 4, "verify_rows": 1}, "c4 ring must be >= 8"),
-        ({"c128": 127, "verify_rows": 1}, "c128 ring must be >= 128"),
+        ({"c4": 4, "idx": 4, "verify_width": 1}, "c4 ring must be >= 8"),
+        ({"c128": 127, "verify_width": 1}, "c128 ring must be >= 128"),
         ({"c4": 32}, "c4 and idx rings share"),
-        ({"verify_rows": 0}, "verify_rows must be >= 1"),
+        ({"verify_width": 0}, "verify_width must be >= 1"),
     ],
 )
 def test_sizes_beyond_the_bounds_name_the_broken_rule(refused, rule):
@@ -66,10 +66,10 @@ def test_storing_before_forming_entries_costs_one_row():
     assert spec.max_rows(entries_first=False) == 5
 
 
-@pytest.mark.parametrize(("verify_rows", "c4", "c128"), [(1, 8, 128), (2, 16, 136), (6, 16, 136)])
-def test_model_geometry_doubles_the_c4_ring_under_speculation(verify_rows, c4, c128):
+@pytest.mark.parametrize(("verify_width", "c4", "c128"), [(1, 8, 128), (2, 16, 136), (6, 16, 136)])
+def test_model_geometry_doubles_the_c4_ring_under_speculation(verify_width, c4, c128):
     sizes = StateGeometry.for_model(
-        slots=8, swa_pages=64, verify_rows=verify_rows, c4_layers=21, c128_layers=20
+        slots=8, swa_pages=64, verify_width=verify_width, c4_layers=21, c128_layers=20
     )
     sizes.check()
     assert (sizes.c4.ring, sizes.idx.ring, sizes.c128.ring) == (c4, c4, c128)
@@ -78,7 +78,7 @@ def test_model_geometry_doubles_the_c4_ring_under_speculation(verify_rows, c4, c
 def test_bytes_of_flash():
     """8 slots and 64 pages of DeepSeek-V4-Flash, by hand."""
     sizes = StateGeometry.for_model(
-        slots=8, swa_pages=64, verify_rows=6, c4_layers=21, c128_layers=20
+        slots=8, swa_pages=64, verify_width=6, c4_layers=21, c128_layers=20
     )
     assert sizes.nbytes() == {
         "c4": 21 * 65 * 16 * 2048 * 4,

@@ -7,7 +7,7 @@ from dspark.kernels.step import step_meta
 from dspark.state import StateGeometry, StateInvariantError, StateLifecycle, check
 
 SIZES = StateGeometry.for_model(
-    slots=4, swa_pages=6, verify_rows=6, c4_layers=2, c128_layers=3, head_dim=2, index_dim=1
+    slots=4, swa_pages=6, verify_width=6, c4_layers=2, c128_layers=3, head_dim=2, index_dim=1
 )
 C4, C128 = SIZES.c4.ring, SIZES.c128.ring
 

@@ -12,9 +12,9 @@ WEIGHTS = weights()
 SLOT, PAGES = 2, [3, 1, 2]
 
 
-def fresh(verify_rows: int) -> tuple[StateLifecycle, Memory]:
+def fresh(verify_width: int) -> tuple[StateLifecycle, Memory]:
     sizes = StateGeometry.for_model(
-        slots=3, swa_pages=4, verify_rows=verify_rows, c4_layers=1, c128_layers=1
+        slots=3, swa_pages=4, verify_width=verify_width, c4_layers=1, c128_layers=1
     )
     state = StateLifecycle(sizes, "cpu")
     memory = Memory(

@@ -66,7 +66,7 @@ def step(tiny, ratios, monkeypatch) -> tuple[Counter, Counter]:
     """Kernels and copies of one verify step of six rows through layers of these ratios."""
     weights, config = tiny
     layers = [config.compress_ratios.index(ratio) for ratio in ratios]
-    model = LocalTarget(*with_layers(weights, config, layers), max_tokens=2304, verify_rows=6)
+    model = LocalTarget(*with_layers(weights, config, layers), max_tokens=2304, verify_width=6)
     launches = leave_kernels_out(monkeypatch)
     with torch.no_grad(), Copies() as copies:
         model.logits(model.forward([Rows(0, 2048, [5] * 6)]).hidden)
@@ -94,7 +94,7 @@ REQUESTS = 48  # as many as a server runs by default; their rows are more than o
 
 def test_verify_of_many_requests_never_waits_for_the_device(tiny, monkeypatch):
     """It is captured in a CUDA graph, in which waiting is an error."""
-    model = LocalTarget(*tiny, max_tokens=512, sequences=REQUESTS, verify_rows=6)
+    model = LocalTarget(*tiny, max_tokens=512, sequences=REQUESTS, verify_width=6)
     launches = leave_kernels_out(monkeypatch)
     with torch.no_grad(), NoSync():
         model.forward([Rows(i, 200, [5] * 6) for i in range(REQUESTS)])

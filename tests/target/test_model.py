@@ -113,14 +113,14 @@ def test_chunked_prefill_is_bit_equal_to_one_chunk(tiny, tokens, chunk):
 def test_rows_do_not_depend_on_their_neighbours(tiny, tokens):
     """Three sequences in one forward give each the bits it gets alone (prefill and verify)."""
     lengths = [5, 130, 260]
-    together = LocalTarget(tiny.weights, tiny.config, max_tokens=512, sequences=3, verify_rows=6)
+    together = LocalTarget(tiny.weights, tiny.config, max_tokens=512, sequences=3, verify_width=6)
     prefill = together.forward(
         [Rows(i, 0, tokens[:n]) for i, n in enumerate(lengths)], store_all=False
     )
     verify = together.forward([Rows(i, n, tokens[n : n + 6]) for i, n in enumerate(lengths)])
     at = 0
     for i, n in enumerate(lengths):
-        alone = LocalTarget(tiny.weights, tiny.config, max_tokens=512, verify_rows=6)
+        alone = LocalTarget(tiny.weights, tiny.config, max_tokens=512, verify_width=6)
         out = alone.forward([Rows(0, 0, tokens[:n])], store_all=False)
         assert out.hidden.equal(prefill.hidden[at : at + n])
         at += n

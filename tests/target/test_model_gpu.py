@@ -65,9 +65,9 @@ def test_logits_agree_with_the_reference(model_of, tokens):
 
 
 def test_verify_rows_equal_single_steps_bit_for_bit(model_of, tokens):
-    together = prefilled(model_of("cuda", sequences=3, verify_rows=6), tokens)
+    together = prefilled(model_of("cuda", sequences=3, verify_width=6), tokens)
     verify = together.forward([Rows(i, n, tokens[n : n + 6]) for i, n in enumerate(LENGTHS)])
-    alone = prefilled(model_of("cuda", sequences=3, verify_rows=6), tokens)
+    alone = prefilled(model_of("cuda", sequences=3, verify_width=6), tokens)
     for i, n in enumerate(LENGTHS):
         for j in range(6):
             step = alone.forward([Rows(i, n + j, tokens[n + j : n + j + 1])])
@@ -137,7 +137,7 @@ def test_sixteen_requests_have_the_bits_of_each_alone(width):
 
     def build() -> LocalTarget:
         return LocalTarget(
-            weights, config, max_tokens=512, sequences=16, verify_rows=6, device="cuda"
+            weights, config, max_tokens=512, sequences=16, verify_width=6, device="cuda"
         )
 
     together, alone = build(), build()

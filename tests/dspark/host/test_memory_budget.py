@@ -19,8 +19,8 @@ TINY = ModelConfig.from_hf(presets.tiny())
 CARD = Card(int(23.4 * GIB))
 
 
-def load(verify_rows=6, config=RANK, **changed) -> Load:
-    plain = Load(config, 1, verify_rows, 8, 8192, 2048, 0.05, graphs=True)
+def load(verify_width=6, config=RANK, **changed) -> Load:
+    plain = Load(config, 1, verify_width, 8, 8192, 2048, 0.05, graphs=True)
     return plain._replace(**changed)
 
 

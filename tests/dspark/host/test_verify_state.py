@@ -32,7 +32,7 @@ def plain(model):
 
 
 def target(weights, config):
-    return LocalTarget(weights, config, max_tokens=MAX_TOKENS, verify_rows=V)
+    return LocalTarget(weights, config, max_tokens=MAX_TOKENS, verify_width=V)
 
 
 class PlainRun:
@@ -136,7 +136,7 @@ def test_verify_rows_give_the_bits_of_single_decode_steps(model, plain, rows):
     outputs = []
     for width in (1, rows):
         run = LocalTarget(
-            weights, config, max_tokens=MAX_TOKENS, verify_rows=V, capture_layers=layers
+            weights, config, max_tokens=MAX_TOKENS, verify_width=V, capture_layers=layers
         )
         run.forward([Rows(0, 0, plain.tokens[:length])], store_all=False)
         hidden, captures = [], []

@@ -372,14 +372,14 @@ class Device:
 
 
 def narrow_geometry(
-    *, slots: int, swa_pages: int, verify_rows: int = 6, c4: int = 16, c128: int = 136
+    *, slots: int, swa_pages: int, verify_width: int = 6, c4: int = 16, c128: int = 136
 ) -> StateGeometry:
     """Real rings with narrow rows: width 4 for C4 and indexer, 2 for C128."""
     return StateGeometry(
         slots=slots,
         swa_pages=swa_pages,
         page=PAGE,
-        verify_rows=verify_rows,
+        verify_width=verify_width,
         c4=RingSpec(ratio=4, window=8, ring=c4, width=4, layers=LAYERS),
         idx=RingSpec(ratio=4, window=8, ring=c4, width=4, layers=LAYERS),
         c128=RingSpec(ratio=128, window=128, ring=c128, width=2, layers=LAYERS),

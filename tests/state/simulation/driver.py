@@ -35,7 +35,7 @@ def operate(server: Server, rng: random.Random, events: int) -> None:
 
 
 def event(server: Server, rng: random.Random) -> None:
-    rows = server.state.geometry.verify_rows
+    rows = server.state.geometry.verify_width
     live = server.live
     match rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]:
         case "admit":

@@ -23,10 +23,10 @@ FAST_EXAMPLES, DEEP_EXAMPLES = 30, 2000
 FAST_EVENTS, DEEP_EVENTS = 30, 50
 
 GEOMETRIES = [
-    {"verify_rows": 6, "c128": 136},
-    {"verify_rows": 6, "c128": 132},
-    {"verify_rows": 10, "c128": 136},
-    {"verify_rows": 1, "c4": 8, "c128": 128},
+    {"verify_width": 6, "c128": 136},
+    {"verify_width": 6, "c128": 132},
+    {"verify_width": 10, "c128": 136},
+    {"verify_width": 1, "c4": 8, "c128": 128},
 ]
 any_request = st.integers(0, 3)
 
@@ -67,7 +67,7 @@ class StateMachine(RuleBasedStateMachine):
         for family, length in enumerate(warm):
             self.server.admit(prompt(family % 2, length))
             self.server.chunk(600)
-        self.server.verify([3], [sizes["verify_rows"]])
+        self.server.verify([3], [sizes["verify_width"]])
         if squeezed:
             self._finish_all()
             self.server.squeeze()
@@ -96,7 +96,7 @@ class StateMachine(RuleBasedStateMachine):
         steps=st.integers(1, 6),
     )
     def verify(self, accepts, lengths, full_width, steps):
-        rows = self.server.state.geometry.verify_rows
+        rows = self.server.state.geometry.verify_width
         lengths = [rows] if full_width else [min(n, rows) for n in lengths]
         for _ in range(steps):
             self.server.verify(accepts, lengths)

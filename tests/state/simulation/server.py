@@ -167,7 +167,7 @@ class Server:
     def verify(self, accepts: list[int], lengths: list[int]) -> None:
         """One step of all running requests: row 0 and drafts, of which `accepts` hold."""
         rows = []
-        ahead = 2 * self.state.geometry.verify_rows
+        ahead = 2 * self.state.geometry.verify_width
         for request in [r for r in self.live if r.running]:
             while request in self.live and not self._grow(request, request.host_len + ahead):
                 others = [r for r in self.live if r.running and r is not request]
@@ -665,7 +665,7 @@ class Server:
         )
 
     def _check_requests(self) -> None:
-        limit = 2 * self.state.geometry.verify_rows + PAGE
+        limit = 2 * self.state.geometry.verify_width + PAGE
         free = set(self.swa.free_pages.tolist())
         for request in self.live:
             for k in range(max(request.host_len - 128, 0) // PAGE, len(request.full)):

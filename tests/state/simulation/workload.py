@@ -55,7 +55,7 @@ def _verify(server: Server, jobs, running: dict[int, Request], steps: dict[int, 
     accepts = [jobs[n].accepts[steps[n] % len(jobs[n].accepts)] for n in batch]
     for number in batch:
         steps[number] += 1
-    server.verify(accepts or [1], [server.state.geometry.verify_rows])
+    server.verify(accepts or [1], [server.state.geometry.verify_width])
 
 
 def entries(server: Server, request: Request, length: int) -> list[Tensor]:
