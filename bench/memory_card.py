@@ -148,6 +148,7 @@ def growth(samples: Sequence[dict[str, Any]], after: int, field: str) -> float |
 
 def run_case(options: argparse.Namespace, flags: Sequence[str]) -> dict[str, Any]:
     log = options.record.with_name(f"{options.case}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
     with LocalServer(options.model_path, flags, log=log, ready_s=options.ready_s) as server:
         record = observe(server, options)
     text = log.read_text(errors="replace")

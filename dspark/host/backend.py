@@ -5,6 +5,7 @@ All metadata is computed on the device from `seq_lens`,
 `req_pool_indices` and the token tables, so the same code runs eagerly and inside CUDA graphs.
 """
 
+import logging
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from dspark.kernels.step import step_meta
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.config import ModelConfig
 from dspark.target.forward import Forward, rope_tables
+
+logger = logging.getLogger(__name__)
 
 
 class BatchRows(NamedTuple):
@@ -99,7 +102,8 @@ class DSparkAttentionBackend(AttentionBackend):
         """Eager entry: tables only as wide as the longest request of this batch."""
         if fb.forward_mode.is_idle():
             return
-        if fb.forward_mode.is_extend() and not self.workspace_reserved:
+        mode = fb.forward_mode
+        if mode.is_extend() and not mode.is_target_verify() and not self.workspace_reserved:
             self._reserve_workspace()
         state = self.token_to_kv_pool.state
         state.begin_forward()
@@ -114,7 +118,10 @@ class DSparkAttentionBackend(AttentionBackend):
         self.workspace_reserved = True
         if self.rows_run.is_cuda:
             torch.cuda.empty_cache()
-            torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.rows_run.device)
+            try:
+                torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.rows_run.device)
+            except torch.OutOfMemoryError as error:
+                logger.warning("The planned workspace is not free at the start: %s", error)
 
     def _forward(self, fb, pages: int) -> Forward:
         rows = batch_rows(fb, self.rows_run)

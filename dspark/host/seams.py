@@ -412,6 +412,7 @@ SEAMS = (
     Seam("distributed.get_world_group", Use.CALL),
     Seam("entrypoints.warmup.warmup", Use.CALL, ("name",)),
     Seam("managers.io_struct.GenerateReqInput", Use.CALL, ("input_ids", "sampling_params")),
+    Seam("managers.io_struct.SetInternalStateReq", Use.CALL, ("server_args",)),
     Seam("utils.is_cpu", Use.CALL),
     Seam("utils.get_num_new_pages", Use.CALL, ("seq_lens", "page_size", "prefix_lens", "decode")),
     Seam("utils.kill_process_tree", Use.CALL, ("parent_pid", "include_parent")),

@@ -29,6 +29,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.02},
     {"temperature": 0.0, "repetition_penalty": 1.1, "frequency_penalty": 0.3},
 )
+FORGET = {"dspark_clear_info_records": 1}
 BATCHES = (2, 3, 16)  # requests at once
 
 
@@ -64,7 +65,7 @@ def bodies(group: Group, vocab: int, random_tokens: random.Random) -> Iterator[d
 
 async def run(disaggregation_mode: str, tokenizer_manager) -> None:
     """SGLang's signature of a warm-up; awaited before the server answers anybody."""
-    from sglang.srt.managers.io_struct import GenerateReqInput
+    from sglang.srt.managers.io_struct import GenerateReqInput, SetInternalStateReq
 
     args, vocab = tokenizer_manager.server_args, tokenizer_manager.model_config.vocab_size
     before, started = compiled_kernels(), time.monotonic()
@@ -82,6 +83,9 @@ async def run(disaggregation_mode: str, tokenizer_manager) -> None:
     for group in tqdm(planned, desc="Compiling the kernels of prompts", unit="batch"):
         await asyncio.gather(*(ask(body) for body in bodies(group, vocab, random_tokens)))
     await tokenizer_manager.flush_cache(timeout_s=IDLE_S)
+    if args.speculative_algorithm is not None:
+        # Random tokens say nothing of how many drafts are accepted.
+        await tokenizer_manager.set_internal_state(SetInternalStateReq(server_args=FORGET))
     logger.info(
         "Ready %.1f s after the start, %.1f s of them warm-up; it compiled %d kernels.",
         time.time() - psutil.Process().create_time(),

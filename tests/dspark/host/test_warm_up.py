@@ -46,10 +46,12 @@ def test_groups_fit_the_server(chunk, context, requests):
 class Manager:
     """The part of SGLang's TokenizerManager that a warm-up talks to."""
 
-    def __init__(self):
-        self.server_args = SimpleNamespace(chunked_prefill_size=64, max_running_requests=4)
+    def __init__(self, algorithm):
+        self.server_args = SimpleNamespace(
+            chunked_prefill_size=64, max_running_requests=4, speculative_algorithm=algorithm
+        )
         self.model_config = SimpleNamespace(vocab_size=100, context_len=200)
-        self.asked, self.flushed = [], 0
+        self.asked, self.flushed, self.changed = [], 0, []
 
     async def generate_request(self, request, _):
         assert not self.flushed
@@ -59,14 +61,19 @@ class Manager:
     async def flush_cache(self, timeout_s):
         self.flushed += 1
 
+    async def set_internal_state(self, change):
+        self.changed.append(change.server_args)
 
-def test_every_request_is_asked_once_and_nothing_stays_cached():
-    manager = Manager()
+
+@pytest.mark.parametrize("algorithm", [None, "DSPARK"])
+def test_every_request_is_asked_once_and_nothing_is_remembered(algorithm):
+    manager = Manager(algorithm)
     asyncio.run(warm_up.run("null", manager))
     groups = warm_up.groups(64, 200, 4)
     assert len(manager.asked) == sum(len(g.lengths) for g in groups)
     assert max(max(r.input_ids) for r in manager.asked) < 100
     assert manager.flushed == 1
+    assert manager.changed == ([] if algorithm is None else [{"dspark_clear_info_records": 1}])
 
 
 def test_no_two_prompts_share_a_prefix():
