@@ -28,13 +28,13 @@ class RingSpec:
     width: int
     layers: int
 
-    def max_rows(self, entries_first: bool = True) -> int:
-        """Most rows one verify may write.
+    def max_rows(self) -> int:
+        """Most rows one verify may write; entries are formed before the rows are stored.
 
         The oldest position a later window needs is window - 2 below the step's first row, because
-        at least one row commits. Storing before forming entries costs one row more.
+        at least one row commits.
         """
-        return self.ring - self.window + (2 if entries_first else 1)
+        return self.ring - self.window + 2
 
 
 @dataclass(frozen=True)

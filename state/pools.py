@@ -34,17 +34,6 @@ class StatePools:
         """Contiguous view [rows, width] of layer `i` among the layers that have this kind."""
         return self.tensors[kind][i]
 
-    def rows_c4(self, swa_loc: Tensor) -> Tensor:
-        """i32 row of each window-pool slot; -1 stays -1."""
-        page, ring = self.geometry.page, self.geometry.c4.ring
-        row = swa_loc // page * ring + swa_loc % ring
-        return torch.where(swa_loc < 0, -1, row).to(torch.int32)
-
-    def rows_c128(self, slot: Tensor, pos: Tensor) -> Tensor:
-        """i32 row of each (request slot, position); slot -1 stays -1."""
-        ring = self.geometry.c128.ring
-        return torch.where(slot < 0, -1, slot * ring + pos % ring).to(torch.int32)
-
     def page_view(self, kind: str, i: int) -> Tensor:
         """u8 [pages + 1, bytes]: layer `i` of "c4" or "idx" as one block per page, for copies."""
         if kind == "c128":

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dspark.target.checkpoint.formats import FP8_BLOCK, MXFP4_GROUP
+
 COMPRESS_RATIOS = (0, 4, 128)  # window only, C4 (indexed), C128
-FP8_BLOCK = 128
-MXFP4_GROUP = 32
 
 
 class ConfigError(ValueError):

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 
+from dspark.target.checkpoint.formats import FP8_BLOCK
 from dspark.target.checkpoint.names import Table
-from dspark.target.config import FP8_BLOCK, ConfigError, ModelConfig
+from dspark.target.config import ConfigError, ModelConfig
 
 ROWS, COLUMNS = 0, 1
 SPLIT_AXIS = {

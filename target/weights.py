@@ -10,6 +10,7 @@ from tqdm import tqdm
 from dspark.kernels.hyper import HyperWeight, prepare_hyper
 from dspark.kernels.linear import Bf16Weight, Fp8Weight, prepare_bf16, prepare_fp8
 from dspark.kernels.moe import ExpertWeights, prepare_experts
+from dspark.target.checkpoint.formats import FP8_BLOCK
 from dspark.target.checkpoint.ledger import Ledger
 from dspark.target.checkpoint.names import (
     DRAFT_PREFIX,
@@ -20,7 +21,7 @@ from dspark.target.checkpoint.names import (
 )
 from dspark.target.checkpoint.reader import Checkpoint, CheckpointError
 from dspark.target.collect import NamedTensors, Parts, collect_blocks
-from dspark.target.config import FP8_BLOCK, ModelConfig
+from dspark.target.config import ModelConfig
 from dspark.target.sharding import Rank, check_tp
 
 

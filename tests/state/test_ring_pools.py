@@ -34,14 +34,6 @@ def test_layer_is_a_contiguous_view(pools):
     assert (pools.tensors["c128"][0, 7, :2] == 0).all()
 
 
-def test_rows_of_page_5_and_slot_3(pools):
-    """The addresses of the specification's running example, R4 16 and R128 136."""
-    swa_loc = torch.tensor([5 * 256 + 126, 5 * 256 + 127, 5 * 256 + 128, 5 * 256 + 255, -1])
-    assert pools.rows_c4(swa_loc).tolist() == [94, 95, 80, 95, -1]
-    pos = torch.tensor([130, 135, 136, 0])
-    assert pools.rows_c128(torch.tensor([3, 3, 3, -1]), pos).tolist() == [538, 543, 408, -1]
-
-
 def test_page_view_is_one_block_a_page(pools):
     view = pools.page_view("c4", 1)
     assert view.shape == (6, 16 * 8 * 4)

@@ -266,11 +266,13 @@ class Device:
         values = np.array(row.sequence.upto(end).values[:end], dtype=np.float32)
         open_c4, open_c128 = max(end // 4 * 4 - 4, 0), end // 128 * 128
         pos = torch.arange(open_c128, end)
-        rows = self.state.pools.rows_c128(torch.full_like(pos, row.slot), pos)
+        ring = self.state.geometry.c128.ring
+        rows = row.slot * ring + pos % ring
         self._require_rows("c128", rows, values[open_c128:], row)
         pos = torch.arange(open_c4, end)
         full = launch.req_to_token[row.slot, pos].long()
-        rows = self.state.pools.rows_c4(launch.full_to_swa[full])
+        window_slot, ring = launch.full_to_swa[full], self.state.geometry.c4.ring
+        rows = window_slot // PAGE * ring + window_slot % ring
         self._require_rows("c4", rows, values[open_c4:], row)
         self._require_rows("idx", rows, values[open_c4:], row)
 
