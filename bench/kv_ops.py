@@ -17,14 +17,15 @@ from dspark.bench.graph_time import copy_bandwidth, graph_time
 from dspark.bench.op_case import OpCase, copies_on
 from dspark.bench.tune.attention_inputs import SLOT_BYTES, random_pool
 from dspark.bench.tune.op import seeded
+from dspark.kernels.attention import SlotList, mla_sparse
 from dspark.kernels.attention import kernel as attention_kernel
-from dspark.kernels.attention import mla_sparse
+from dspark.kernels.common.index_pages import KEYS, PACKED_STRIDE, WIDTH
+from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
+from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
 from dspark.kernels.indexer import index_logits, index_q, index_select
 from dspark.kernels.indexer import kernel as indexer_kernel
-from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, WIDTH
-from dspark.kernels.qkv import page_stride, q_kv_prepare
+from dspark.kernels.qkv import q_kv_prepare
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS
 
 HEADS, INDEX_HEADS, TOPK, WINDOW, VERIFY = 8, 64, 512, 128, 6
@@ -70,9 +71,8 @@ def attention_cases(rows: int, context: int, device: torch.device = CUDA) -> Ite
     def length(width: int) -> torch.Tensor:
         return torch.full((rows,), width, dtype=torch.int32, device=device)
 
+    window_pool = random_pool(slots // PAGE_TOKENS, PAGE_TOKENS, random)
     shared = {
-        "swa_pool": random_pool(slots // PAGE_TOKENS, PAGE_TOKENS, random),
-        "swa_n": PAGE_TOKENS,
         "sink": normal(HEADS),
         "scale": 512**-0.5,
         "cos_sin": normal(context, 64),
@@ -90,12 +90,10 @@ def attention_cases(rows: int, context: int, device: torch.device = CUDA) -> Ite
             {
                 **shared,
                 "q": normal(rows, HEADS, 512).bfloat16(),
-                "swa_idx": chosen(width),
-                "swa_len": length(width),
-                "x_pool": pool,
-                "x_n": per_page,
-                "x_idx": chosen(entries) if entries else None,
-                "x_len": length(entries) if entries else None,
+                "window": SlotList(window_pool, PAGE_TOKENS, chosen(width), length(width)),
+                "compressed": pool
+                if pool is None
+                else SlotList(pool, per_page, chosen(entries), length(entries)),
             }
             for _ in range(copies_on(device, moved, 512))
         ]
@@ -123,9 +121,7 @@ def prepare_cases(rows: int, context: int, device: torch.device = CUDA) -> Itera
     yield OpCase("q_kv_prepare", q_kv_prepare, inputs, moved)
 
 
-def compressor(
-    rows: int, requests: int, ratio: int, width: int, random: torch.Generator
-) -> C4Stream:
+def compressor(rows: int, requests: int, ratio: int, width: int, random: torch.Generator) -> Stream:
     """Raw rows, bias, ring, norm weight and pool of one compressor (C128 has the same parts)."""
     device = random.device
     halves, ring = (2, RING_C4) if ratio == 4 else (1, RING_C128)
@@ -135,7 +131,7 @@ def compressor(
     def normal(*size: int) -> torch.Tensor:
         return torch.randn(size, device=device, generator=random)
 
-    return C4Stream(
+    return Stream(
         normal(rows, 2 * halves * width),
         normal(halves * ratio, width),
         normal(requests * ring, 2 * halves * width),
@@ -168,7 +164,7 @@ def compress_cases(rows: int, context: int, device: torch.device = CUDA) -> Iter
                 "out_loc": out_loc,
             }
 
-            def streams(ratio=ratio, widths=widths) -> list[C4Stream]:
+            def streams(ratio=ratio, widths=widths) -> list[Stream]:
                 return [compressor(rows, requests, ratio, width, random) for width in widths]
 
             moved = sum(
@@ -181,7 +177,7 @@ def compress_cases(rows: int, context: int, device: torch.device = CUDA) -> Iter
                     pair = {"main": first, "index": second[0], "few_rows": True}
                     inputs.append({**shared, **pair})
                 else:
-                    inputs.append({**shared, **first._asdict(), "entries_per_page": C128_PER_PAGE})
+                    inputs.append({**shared, "stream": first, "entries_per_page": C128_PER_PAGE})
             function = c4_compress_pair if ratio == 4 else c128_compress
             yield OpCase(f"compress {name}{note}", function, inputs, moved)
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+from dspark.kernels.common.index_pages import KEYS, PACKED_STRIDE, WIDTH
+from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.compress import few_rows
-from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, WIDTH
-from dspark.kernels.qkv.pages import page_stride
 from dspark.kernels.step import StepMeta, step_meta
 from dspark.state import StateGeometry, StatePools
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches

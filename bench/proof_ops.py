@@ -29,12 +29,13 @@ from dspark.bench.op_case import OpCase, begin_record, problem_of
 from dspark.bench.table import accuracy, counted, number
 from dspark.bench.tune import moe as moe_inputs
 from dspark.kernels.accept import accept_greedy, accept_sampled
-from dspark.kernels.attention import mla_sparse
-from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
+from dspark.kernels.attention import SlotList, mla_sparse
+from dspark.kernels.common.index_pages import KEYS, WIDTH
+from dspark.kernels.common.kv_pages import DATA_BYTES, NOPE, SCALE_BYTES
+from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
 from dspark.kernels.draft import confidence, markov_block
 from dspark.kernels.hyper import mhc_head, mhc_post, mhc_post_pre, mhc_pre
 from dspark.kernels.indexer import index_logits, index_q, index_select, index_topk
-from dspark.kernels.indexer.pages import KEYS, WIDTH
 from dspark.kernels.linear import (
     bf16_linear,
     bf16_linear_parts,
@@ -47,7 +48,6 @@ from dspark.kernels.linear import (
 from dspark.kernels.moe import ExpertWeights, moe_mxfp4, route
 from dspark.kernels.moe import reference as moe_reference
 from dspark.kernels.qkv import q_kv_prepare
-from dspark.kernels.qkv.pages import DATA_BYTES, NOPE, SCALE_BYTES
 from dspark.kernels.schedule import schedule
 from dspark.kernels.state import c128_rollback
 from dspark.kernels.step import draft_meta, step_meta
@@ -195,8 +195,12 @@ def run_prepare(*, loc: Tensor, pool: Tensor, slots_per_page: int, **rest: Any) 
 def rows_of(value: Any, start: int, stop: int) -> Any:
     """Entries start..stop of every tensor's first axis.
 
-    Copies, because a slice would lose the alignment that kernels are compiled for.
+    Of a slot list only the list, not the pool. Copies, because a slice would lose the alignment
+    that kernels are compiled for.
     """
+    if isinstance(value, SlotList):
+        idx, length = rows_of((value.idx, value.length), start, stop)
+        return value._replace(idx=idx, length=length)
     return each_tensor(lambda x: x[start:stop].clone(), value)
 
 
@@ -212,7 +216,7 @@ def forwards(rows: dict[str, Any], by_row: bool) -> Iterator[dict[str, Any]]:
 
 
 def run_pair(
-    main: C4Stream, index: C4Stream, cos_sin: Tensor, *, few_rows: bool, by_row: bool = False,
+    main: Stream, index: Stream, cos_sin: Tensor, *, few_rows: bool, by_row: bool = False,
     **rows: Tensor,
 ) -> Outputs:  # fmt: skip
     main, index = (
@@ -233,16 +237,13 @@ def run_pair(
 
 
 def run_c128(
-    state: Tensor, pool: Tensor, ape: Tensor, norm_w: Tensor, cos_sin: Tensor,
-    *, entries_per_page: int, by_row: bool = False, **rows: Tensor,
-) -> Outputs:  # fmt: skip
-    state, pool = state.clone(), pool.clone()
-    for step in forwards(rows, by_row):
-        c128_compress(
-            state=state, pool=pool, ape=ape, norm_w=norm_w, cos_sin=cos_sin,
-            entries_per_page=entries_per_page, **step,
-        )  # fmt: skip
-    return state, kv_slots(pool, entries_per_page, rows["out_loc"])
+    stream: Stream, cos_sin: Tensor, *, entries_per_page: int, by_row: bool = False, **rows: Tensor
+) -> Outputs:
+    stream = stream._replace(state=stream.state.clone(), pool=stream.pool.clone())
+    for step in forwards({**rows, "s": stream.s}, by_row):
+        one = stream._replace(s=step.pop("s"))
+        c128_compress(one, cos_sin=cos_sin, entries_per_page=entries_per_page, **step)
+    return stream.state, kv_slots(stream.pool, entries_per_page, rows["out_loc"])
 
 
 def run_rollback(pool: Tensor, **rest: Any) -> Outputs:
@@ -289,7 +290,7 @@ METHODS: dict[Callable[..., Any], Method] = {
     mhc_head: Method(each("x"), "x"),
     route: Method(each("logits", "token_ids")),
     moe_mxfp4: Method(each("x", "route", "shared"), reference=experts_by_reference),
-    mla_sparse: Method(each("q", "swa_idx", "swa_len", "x_idx", "x_len", "pos"), "q"),
+    mla_sparse: Method(each("q", "window", "compressed", "pos"), "q"),
     q_kv_prepare: Method(each("q", "kv", "pos", "loc"), run=run_prepare),
     c4_compress_pair: Method(run=run_pair, by_row=partial(run_pair, by_row=True)),
     c128_compress: Method(run=run_c128, by_row=partial(run_c128, by_row=True)),

@@ -30,8 +30,8 @@ from dspark.bench.prompts import load_tokenizer
 from dspark.bench.train_embedded.config import dspark_of
 from dspark.kernels.accept.reference import softmax
 from dspark.kernels.common import rng
+from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.linear import bf16_linear
-from dspark.kernels.qkv.pages import page_stride
 from dspark.kernels.step import draft_meta
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig

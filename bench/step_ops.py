@@ -16,7 +16,7 @@ from dspark.bench.table import counted
 from dspark.bench.tune import moe as moe_inputs
 from dspark.bench.tune.fp8_linear import random_weight
 from dspark.bench.tune.op import seeded
-from dspark.kernels.hyper import mhc_head, mhc_post, mhc_post_pre, mhc_pre, prepare_hyper
+from dspark.kernels.hyper import HyperSite, mhc_head, mhc_post, mhc_post_pre, mhc_pre, prepare_hyper
 from dspark.kernels.linear import (
     bf16_linear,
     bf16_linear_parts,
@@ -105,13 +105,9 @@ def hyper_ops(rows: int, device: torch.device = CUDA) -> Iterator[StepOp]:
     random = seeded(device, 3)
     norm = torch.ones(HIDDEN, device=device).bfloat16()
     shared = {"eps_norm": EPS, "eps_hc": EPS}
-    site: dict[str, Any] = {
-        **shared,
-        "scale": torch.rand(3, device=device, generator=random),
-        "base": torch.randn(24, device=device, generator=random),
-        "norm_w": norm,
-        "iters": SINKHORN,
-    }
+    scale = torch.rand(3, device=device, generator=random)
+    base = torch.randn(24, device=device, generator=random)
+    mix = {**shared, "norm_w": norm, "iters": SINKHORN}
     streams_bytes, fn_bytes = rows * 4 * HIDDEN * 2, 24 * 4 * HIDDEN * 4
     mixed = fn_bytes + streams_bytes
     spread = 2 * streams_bytes + rows * HIDDEN * 2
@@ -120,7 +116,7 @@ def hyper_ops(rows: int, device: torch.device = CUDA) -> Iterator[StepOp]:
     for _ in range(copies_on(device, fn_bytes)):
         streams = rows_of(rows, 4 * HIDDEN, random).bfloat16().view(rows, 4, HIDDEN)
         fn = prepare_hyper(rows_of(24, 4 * HIDDEN, random) * 0.01)
-        mixing.append({**site, "x": streams, "w": fn})
+        mixing.append({**mix, "x": streams, "site": HyperSite(fn, scale, base)})
         pre = mhc_pre(**mixing[-1])
         out = rows_of(rows, HIDDEN, random).bfloat16()
         spreading.append({"f": out, "x": streams, "post": pre.post, "comb": pre.comb})
@@ -132,9 +128,7 @@ def hyper_ops(rows: int, device: torch.device = CUDA) -> Iterator[StepOp]:
     collapse = {
         **shared,
         "x": mixing[0]["x"],
-        "w": head,
-        "scale": site["scale"][:1],
-        "base": site["base"][:4],
+        "site": HyperSite(head, scale[:1], base[:4]),
     }
     yield StepOp(1, OpCase("mhc_head", mhc_head, [collapse]))
     for name, calls, width in (("query norm", ALL, LATENT), ("final norm", 1, HIDDEN)):

@@ -30,8 +30,8 @@ from dspark.bench.tune.fp8_linear import MATRICES, random_weight
 from dspark.bench.tune.op import seeded
 from dspark.kernels.attention import mla_sparse
 from dspark.kernels.common.dispatch import COMPILER_SETTINGS, settle_compiler
+from dspark.kernels.common.index_pages import PACKED_STRIDE
 from dspark.kernels.indexer import index_q, index_select
-from dspark.kernels.indexer.pages import PACKED_STRIDE
 from dspark.kernels.linear import act_quant, fp8_linear
 from dspark.kernels.moe import moe_mxfp4
 from dspark.kernels.schedule import schedule

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from dspark.kernels.attention import mla_sparse
-from dspark.kernels.compress import C4Stream, c4_compress_pair, c128_compress
+from dspark.kernels.attention import SlotList, mla_sparse
+from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
 from dspark.kernels.indexer import index_q, index_select
 from dspark.kernels.linear import (
     bf16_linear,
@@ -54,14 +54,6 @@ class Projected(NamedTuple):
 
     latent: torch.Tensor  # [T, q_lora_rank] normed query latent
     kv: torch.Tensor  # [T, 512] before its norm
-
-
-class Entries(NamedTuple):
-    """Compressed entries each row attends, by their place in the layer's compressed pool."""
-
-    seen: torch.Tensor  # i32 [T, B], ascending, -1 tail
-    length: torch.Tensor  # i32 [T]
-    per_page: int
 
 
 def window_rows(forward: Forward) -> WindowRows:
@@ -113,7 +105,7 @@ def attend(
     w: AttentionWeights,
     config: ModelConfig,
     layer: LayerView,
-    entries: Entries | None = None,
+    entries: SlotList | None = None,
 ) -> torch.Tensor:
     """Store the rows' latents, attend window plus `entries`, project back. Used by the draft too.
 
@@ -139,14 +131,8 @@ def attend(
     )
     out = mla_sparse(
         q,
-        caches.window,
-        PAGE_TOKENS,
-        rows.seen,
-        rows.length,
-        caches.compressed if entries is not None else None,
-        entries.per_page if entries is not None else 0,
-        entries.seen if entries is not None else None,
-        entries.length if entries is not None else None,
+        SlotList(caches.window, PAGE_TOKENS, rows.seen, rows.length),
+        entries,
         w.sink,
         config.head_dim**-0.5,
         rope,
@@ -164,26 +150,28 @@ def _entries_c128(
     config: ModelConfig,
     forward: Forward,
     caches: LayerCaches,
-) -> Entries:
+) -> SlotList:
     meta = forward.meta
     assert w.wcompress is not None
     assert w.compressor is not None
     assert caches.state is not None
     assert caches.compressed is not None
     c128_compress(
-        bf16_linear(x, w.wcompress, out_dtype=torch.float32),
-        w.compressor.ape,
-        caches.state,
+        Stream(
+            bf16_linear(x, w.wcompress, out_dtype=torch.float32),
+            w.compressor.ape,
+            caches.state,
+            w.compressor.norm,
+            caches.compressed,
+        ),
         meta.c128_plan,
         meta.c128_store,
-        w.compressor.norm,
         forward.rope.of(128),
         meta.c128_loc,
-        caches.compressed,
         C128_PER_PAGE,
         config.rms_norm_eps,
     )
-    return Entries(meta.c128_idx, meta.c128_len, C128_PER_PAGE)
+    return SlotList(caches.compressed, C128_PER_PAGE, meta.c128_idx, meta.c128_len)
 
 
 def _entries_c4(
@@ -193,7 +181,7 @@ def _entries_c4(
     config: ModelConfig,
     forward: Forward,
     caches: LayerCaches,
-) -> Entries:
+) -> SlotList:
     """Form the C4 entries that close in this forward and their index keys, then let the indexer
     choose. Every rank runs all of it: all must select the same entries.
 
@@ -211,8 +199,8 @@ def _entries_c4(
     widths = (4 * config.head_dim, 4 * config.index_head_dim, heads)
     raw, index_raw, head_weights = bf16_linear_parts(x, w.wcompress, widths, torch.float32)
     c4_compress_pair(
-        C4Stream(raw, w.compressor.ape, caches.state, w.compressor.norm, caches.compressed),
-        C4Stream(
+        Stream(raw, w.compressor.ape, caches.state, w.compressor.norm, caches.compressed),
+        Stream(
             index_raw,
             w.index_compressor.ape,
             caches.index_state,
@@ -236,4 +224,4 @@ def _entries_c4(
         meta.page_table.shape[1] * C4_PER_PAGE,
         config.index_topk,
     )
-    return Entries(chosen.slot, chosen.length, C4_PER_PAGE)
+    return SlotList(caches.compressed, C4_PER_PAGE, chosen.slot, chosen.length)

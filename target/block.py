@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 
 from dspark.kernels.collective import tp_sum
-from dspark.kernels.hyper import mhc_head, mhc_post, mhc_post_pre, mhc_pre
+from dspark.kernels.hyper import HyperSite, mhc_head, mhc_post, mhc_post_pre, mhc_pre
 from dspark.target.config import ModelConfig
 from dspark.target.moe import moe
-from dspark.target.weights import BlockWeights, HyperSite
+from dspark.target.weights import BlockWeights
 
 Sublayer = Callable[[torch.Tensor], torch.Tensor]  # [T, hidden] -> [T, hidden] rank partial
 
@@ -45,9 +45,7 @@ def through_sites(
 
     def mixing(site: Site):
         return (
-            site.mix.fn,
-            site.mix.scale,
-            site.mix.base,
+            site.mix,
             site.norm,
             config.rms_norm_eps,
             config.hc_eps,
@@ -66,4 +64,4 @@ def through_sites(
 
 def collapse_streams(streams: torch.Tensor, head: HyperSite, config: ModelConfig) -> torch.Tensor:
     """[T, 4, hidden] -> [T, hidden], before the final norm."""
-    return mhc_head(streams, head.fn, head.scale, head.base, config.rms_norm_eps, config.hc_eps)
+    return mhc_head(streams, head, config.rms_norm_eps, config.hc_eps)

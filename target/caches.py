@@ -10,7 +10,7 @@ C128_PER_PAGE = PAGE_TOKENS // 128
 
 
 class LayerCaches(NamedTuple):
-    """Pools and compress rings of one layer (formats: `dspark.kernels.qkv.pages`).
+    """Pools and compress rings of one layer (formats: `dspark.kernels.common.kv_pages`).
 
     A window-only layer has nothing but `window`; a C4 layer has all five; a C128 layer has no
     indexer, so `index` and `index_state` are None.

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from dspark.kernels.hyper import HyperWeight, prepare_hyper
+from dspark.kernels.hyper import HyperSite, prepare_hyper
 from dspark.kernels.linear import Bf16Weight, Fp8Weight, prepare_bf16, prepare_fp8
 from dspark.kernels.moe import ExpertWeights, prepare_experts
 from dspark.target.checkpoint.formats import FP8_BLOCK
@@ -69,12 +69,6 @@ class MoeWeights(NamedTuple):
     experts: ExpertWeights
     shared_w13: Fp8Weight  # [2J, hidden]: gate rows, then up rows
     shared_w2: Fp8Weight  # [hidden, J]
-
-
-class HyperSite(NamedTuple):
-    fn: HyperWeight  # f32 [24, 4*hidden]; [4, 4*hidden] for the head
-    base: torch.Tensor  # f32 [24]; [4]
-    scale: torch.Tensor  # f32 [3]; [1]
 
 
 class BlockWeights(NamedTuple):

@@ -6,12 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
-from dspark.kernels.attention import mla_sparse, reference
-from dspark.kernels.common.fp8 import to_e4m3
+from dspark.kernels.attention import SlotList, mla_sparse, reference
+from dspark.kernels.common.fp8_kernel import to_e4m3
+from dspark.kernels.common.index_pages import KEYS, PACKED_STRIDE, store_index
+from dspark.kernels.common.kv_pages import page_stride, store_slots
+from dspark.kernels.compress import Stream
 from dspark.kernels.indexer import IndexQuery
 from dspark.kernels.indexer import reference as index_reference
-from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, store_index
-from dspark.kernels.qkv import page_stride, store_slots
 
 SCALE = 512**-0.5
 
@@ -51,14 +52,8 @@ class Attention(NamedTuple):
     """Arguments of `mla_sparse` in its order."""
 
     q: torch.Tensor
-    swa_pool: torch.Tensor
-    swa_n: int
-    swa_idx: torch.Tensor
-    swa_len: torch.Tensor
-    x_pool: torch.Tensor | None
-    x_n: int
-    x_idx: torch.Tensor | None
-    x_len: torch.Tensor | None
+    window: SlotList
+    compressed: SlotList | None
     sink: torch.Tensor
     scale: float
     cos_sin: torch.Tensor | None
@@ -71,16 +66,22 @@ class Attention(NamedTuple):
         return reference.mla_sparse(*self)
 
     def rows(self, rows: torch.Tensor) -> "Attention":
-        x = self._replace(
-            q=self.q[rows], swa_idx=self.swa_idx[rows], swa_len=self.swa_len[rows],
+        return self._replace(
+            q=self.q[rows],
+            window=self.window.rows(rows),
+            compressed=self.compressed and self.compressed.rows(rows),
             pos=self.pos[rows],
-        )  # fmt: skip
-        if self.x_idx is None or self.x_len is None:
-            return x
-        return x._replace(x_idx=self.x_idx[rows], x_len=self.x_len[rows])
+        )
 
     def to(self, device: torch.device) -> "Attention":
-        return Attention(*(v.to(device) if isinstance(v, torch.Tensor) else v for v in self))
+        return Attention(*(moved(part, device) for part in self))
+
+
+def moved(part, device: torch.device):
+    """A tensor, or the tensors of a slot list, on `device`; anything else as it is."""
+    if isinstance(part, SlotList):
+        return SlotList(*(moved(field, device) for field in part))
+    return part.to(device) if isinstance(part, torch.Tensor) else part
 
 
 def attention_case(
@@ -89,18 +90,16 @@ def attention_case(
     """`entries` compressed slots a row at most (0: a window-only layer)."""
     generator = torch.Generator().manual_seed(seed)
     slots = max(window, entries) + 100
-    lists = (
-        filled_pool(slots, 256, seed + 1),
-        256,
-        *slot_lists(rows, window, slots, 256, seed + 2),
-    )
-    extra: tuple = (None, 0, None, None)
+    pool = filled_pool(slots, 256, seed + 1)
+    listed = SlotList(pool, 256, *slot_lists(rows, window, slots, 256, seed + 2))
+    compressed = None
     if entries:
         pool = filled_pool(slots, per_page, seed + 3)
-        extra = (pool, per_page, *slot_lists(rows, entries, slots, per_page, seed + 4))
+        chosen = slot_lists(rows, entries, slots, per_page, seed + 4)
+        compressed = SlotList(pool, per_page, *chosen)
     return Attention(
         torch.randn(rows, heads, 512, generator=generator).bfloat16(),
-        *lists, *extra,
+        listed, compressed,
         torch.randn(heads, generator=generator), SCALE, rope_table(),
         torch.randint(0, 64, (rows,), generator=generator),
     )  # fmt: skip
@@ -169,7 +168,7 @@ def index_query(rows: int, heads: int, generator: torch.Generator) -> IndexQuery
 
 
 class Compress(NamedTuple):
-    """Arguments of `c4_compress` / `c128_compress` in their order, up to the pool."""
+    """One compressor and the addresses of its rows."""
 
     s: torch.Tensor
     ape: torch.Tensor
@@ -184,6 +183,37 @@ class Compress(NamedTuple):
     def to(self, device: torch.device) -> "Compress":
         """A copy: the op changes `state` and `pool`."""
         return Compress(*(part.to(device, copy=True) for part in self))
+
+    @property
+    def stream(self) -> Stream:
+        return Stream(self.s, self.ape, self.state, self.norm_w, self.pool)
+
+    @property
+    def addresses(self) -> tuple[torch.Tensor, ...]:
+        return self.plan, self.store, self.cos_sin, self.out_loc
+
+    def companion(self) -> Stream:
+        """An empty compressor beside this one, for the op that runs the two of a C4 layer."""
+        width = 128 if self.norm_w.shape[0] == 512 else 512
+        stride = PACKED_STRIDE if width == 128 else page_stride(64)
+        return Stream(
+            self.s.new_zeros(self.s.shape[0], 4 * width),
+            self.ape.new_zeros(8, width),
+            self.state.new_zeros(self.state.shape[0], 4 * width),
+            self.norm_w.new_ones(width),
+            self.pool.new_zeros(self.pool.shape[0], stride),
+        )
+
+
+def run_compressor(implementation, case: Compress, eps: float = 1e-6) -> Compress:
+    """`case` through an implementation's op; a C4 compressor runs beside an empty one."""
+    terms, width = case.ape.shape
+    if terms == 128:
+        implementation.c128_compress(case.stream, *case.addresses, 2, eps)
+        return case
+    streams = (case.stream, case.companion()) if width == 512 else (case.companion(), case.stream)
+    implementation.c4_compress_pair(*streams, *case.addresses, 64, eps, few_rows=False)
+    return case
 
 
 def compress_case(

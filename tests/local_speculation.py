@@ -3,8 +3,8 @@
 import torch
 
 from dspark.bench.local_target import LocalTarget, Rows
+from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.draft import markov_block
-from dspark.kernels.qkv.pages import page_stride
 from dspark.kernels.step import draft_meta
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig

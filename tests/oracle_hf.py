@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, DynamicCache
 
-from dspark.kernels.linear import decode_e8m0, dequantise_fp8
+from dspark.kernels.common.fp8 import decode_e8m0
+from dspark.kernels.linear import dequantise_fp8
 from dspark.kernels.moe import dequantise_mxfp4
 from dspark.target.checkpoint.names import DRAFT_PREFIX
 from dspark.target.checkpoint.reader import Checkpoint

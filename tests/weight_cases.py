@@ -2,7 +2,7 @@
 
 import torch
 
-from dspark.kernels.hyper import HyperWeight, prepare_hyper
+from dspark.kernels.hyper import HyperSite, prepare_hyper
 from dspark.kernels.linear import Fp8Weight, prepare_fp8
 from dspark.kernels.moe import ExpertWeights, Route, prepare_experts, reference
 
@@ -42,14 +42,11 @@ def random_route(rows: int, count: int, k: int, seed: int = 3) -> Route:
     return reference.route(logits, bias, None, torch.zeros(rows).long(), k, 1.5)
 
 
-def hyper_site(
-    hidden: int, outputs: int = 24, seed: int = 0
-) -> tuple[HyperWeight, torch.Tensor, torch.Tensor]:
-    """fn, scale and base of one site."""
+def hyper_site(hidden: int, outputs: int = 24, seed: int = 0) -> HyperSite:
     g = generator(seed)
     fn = torch.randn(outputs, 4 * hidden, generator=g) * hidden**-0.5
     scale = torch.rand(3 if outputs == 24 else 1, generator=g) + 0.3
-    return prepare_hyper(fn), scale, torch.randn(outputs, generator=g)
+    return HyperSite(prepare_hyper(fn), scale, torch.randn(outputs, generator=g))
 
 
 def random_streams(rows: int, hidden: int, seed: int = 1, dtype=torch.bfloat16) -> torch.Tensor:

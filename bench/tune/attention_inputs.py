@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 
 from dspark.bench.tune.op import seeded
-from dspark.kernels.qkv.pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES, page_stride
+from dspark.kernels.attention import SlotList
+from dspark.kernels.common.kv_pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES, page_stride
 
 WINDOW, TOPK, PAGE, C4_PAGE = 128, 512, 256, 64
 SLOT_BYTES = DATA_BYTES + SCALE_BYTES
@@ -35,8 +36,9 @@ class Inputs(NamedTuple):
 
     def arguments(self, copy: int) -> tuple:
         return (
-            self.q[copy], self.window_pool, PAGE, self.window_idx[copy], self.window_len,
-            self.c4_pool, C4_PAGE, self.c4_idx[copy], self.c4_len,
+            self.q[copy],
+            SlotList(self.window_pool, PAGE, self.window_idx[copy], self.window_len),
+            SlotList(self.c4_pool, C4_PAGE, self.c4_idx[copy], self.c4_len),
             self.sink, HEAD**-0.5, self.cos_sin, self.pos,
         )  # fmt: skip
 

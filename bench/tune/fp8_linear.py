@@ -83,7 +83,7 @@ def check(name: str, rows: int) -> Check:
         if name == "wo_a":
             return reference.grouped_linear(x.unsqueeze(1), weight)
         if name == "shared_w2":
-            return reference.swiglu_linear(x, weight, LIMIT, torch.bfloat16, None)
+            return reference.swiglu_linear(x, weight, LIMIT, act_dtype=torch.bfloat16)
         return reference.fp8_linear(x, weight, None)
 
     def run(device: torch.device) -> torch.Tensor:

@@ -14,7 +14,7 @@ from dspark.bench.tune.attention_inputs import TOPK, WINDOW, Shape, make
 from dspark.bench.tune.op import Case, Check, Launch, TunedOp, grid, seeded
 from dspark.kernels.attention import mla_sparse, reference
 from dspark.kernels.attention.kernel import LAUNCH, _prefill
-from dspark.kernels.qkv.pages import HEAD
+from dspark.kernels.common.kv_pages import HEAD
 
 HEADS = 8  # of one of eight ranks
 SHAPES = {

@@ -7,8 +7,8 @@ rings, and its pages return as the window slides. C128 rings belong to request s
 
 from typing import NamedTuple
 
-from dspark.kernels.indexer.pages import PACKED_STRIDE
-from dspark.kernels.qkv.pages import page_stride
+from dspark.kernels.common.index_pages import PACKED_STRIDE
+from dspark.kernels.common.kv_pages import page_stride
 from dspark.state import StateGeometry
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS
 from dspark.target.config import ModelConfig

@@ -1,4 +1,4 @@
-"""Triton kernels of K18 and K19.
+"""Triton kernels of sparse attention.
 
 Decode regime (also verify and draft): one program per (row, split of 64 list positions, 16 heads)
 writes an unnormalised partial; a second kernel adds the partials in list order. The split length is
@@ -9,17 +9,18 @@ Prefill: the slots any row lists are dequantised once into a bf16 workspace, the
 (row, 16 heads) walks its list.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from dspark.kernels.attention.types import SlotList
+from dspark.kernels.common.kv_pages import HEAD
+from dspark.kernels.common.kv_pages_kernel import NOPE_D, ROPE_D, D, load_slot_tile, pool_views
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.qkv.kernel import pool_views, rotate
-from dspark.kernels.qkv.pages import DATA_BYTES, HEAD, NOPE, SCALE_BYTES
-from dspark.kernels.tooling.entries import AotEntry
+from dspark.kernels.common.norm_rope_kernel import rotate
 
 DECODE_ROWS = 64  # rows of one launch of the split kernel; where nobody says, more are prefill
 REPEATED_SLOTS = 1 << 16  # listed slots up to which each has a bf16 key of its own (64 MB)
@@ -36,40 +37,10 @@ LAUNCH = {
 # Softmax runs in base 2; a finite floor keeps exp2(-inf - -inf) out.
 FLOOR = tl.constexpr(-1.0e30)
 LOG2E = tl.constexpr(1.4426950408889634)
-D = tl.constexpr(HEAD)
-NOPE_D = tl.constexpr(NOPE)
-ROPE_D = tl.constexpr(HEAD - NOPE)
-SLOT = tl.constexpr(DATA_BYTES)
-SCALES = tl.constexpr(SCALE_BYTES)
 
 
 # Sizes that change from batch to batch must not each compile a variant.
 SIZES = ["H", "A", "B", "a_page", "b_page", "a_splits", "splits"]
-
-
-@triton.jit
-def load_slot_tile(codes, rope, scales, page, offset, stride, per_page, valid, N: tl.constexpr):
-    """Slots (page, offset)[N] -> nope bf16 [N, 512] (zero from 448 on) and rope bf16 [N, 64].
-
-    `codes`, `rope` and `scales` are e4m3, bf16 and u8 views of one pool; `stride` is in bytes.
-    """
-    d = tl.arange(0, D)
-    r = tl.arange(0, ROPE_D)
-    g = tl.arange(0, SCALES)
-    row = page.to(tl.int64) * stride
-    data = row + offset * SLOT
-    nope_mask = valid[:, None] & (d < NOPE_D)[None, :]
-    code = tl.load(codes + data[:, None] + d[None, :], mask=nope_mask, other=0.0)
-    half = (data + NOPE_D) // 2
-    rot = tl.load(rope + half[:, None] + r[None, :], mask=valid[:, None], other=0.0)
-    at = row + per_page * SLOT + offset * SCALES
-    group_mask = valid[:, None] & (g < SCALES - 1)[None, :]
-    exponent = tl.load(scales + at[:, None] + g[None, :], mask=group_mask, other=0)
-    # A UE8M0 byte is the exponent field of a bf16: the product is exact.
-    scale = (exponent.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
-    grouped = tl.reshape(code.to(tl.bfloat16), (N, SCALES, D // SCALES))
-    nope = tl.reshape(grouped * scale[:, :, None], (N, D))
-    return nope, rot
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -214,57 +185,41 @@ def _prefill(
     )
 
 
-def mla_sparse(
-    q: Tensor,
-    swa_pool: Tensor,
-    swa_n: int,
-    swa_idx: Tensor,
-    swa_len: Tensor,
-    x_pool: Tensor | None,
-    x_n: int,
-    x_idx: Tensor | None,
-    x_len: Tensor | None,
-    sink: Tensor,
-    scale: float,
-    cos_sin: Tensor | None,
-    pos: Tensor,
-    few_rows: bool | None,
-) -> Tensor:
-    lists = [SlotList(swa_pool, swa_n, swa_idx.contiguous(), swa_len)]
-    if x_pool is not None and x_idx is not None and x_len is not None:
-        lists.append(SlotList(x_pool, x_n, x_idx.contiguous(), x_len))
+def mla_sparse(q, window, compressed, sink, scale, cos_sin, pos, *, few_rows=None):
+    listed = [one for one in (window, compressed) if one is not None]
+    lists = [one._replace(idx=one.idx.contiguous()) for one in listed]
     q = q.contiguous()
     if q.shape[0] == 0:
         return torch.empty_like(q)
+    output = Output(sink, scale, cos_sin, pos)
     if few_rows is None:
         few_rows = q.shape[0] <= DECODE_ROWS
     if not few_rows:
-        return _run_prefill(q, lists, sink, scale, cos_sin, pos)
+        return _run_prefill(q, lists, output)
     out = torch.empty_like(q)
     # In parts, because every row needs room for its partials.
     for first in range(0, q.shape[0], DECODE_ROWS):
         part = slice(first, first + DECODE_ROWS)
-        some = [one._replace(idx=one.idx[part], length=one.length[part]) for one in lists]
-        _run_decode(q[part], some, sink, scale, cos_sin, pos[part], out[part])
+        some = [one.rows(part) for one in lists]
+        _run_decode(q[part], some, output._replace(pos=pos[part]), out[part])
     return out
 
 
-class SlotList(NamedTuple):
-    pool: Tensor  # u8 [pages, stride]
-    per_page: int
-    idx: Tensor  # i32 [T, N]
-    length: Tensor  # i32 [T]
+class Output(NamedTuple):
+    """What turns scores into the output; as in `mla_sparse`."""
+
+    sink: Tensor
+    scale: float
+    cos_sin: Tensor | None
+    pos: Tensor
+
+    @property
+    def rotation(self) -> tuple[Tensor, Tensor]:
+        """The angles, or anything where nothing rotates, and the positions."""
+        return self.sink if self.cos_sin is None else self.cos_sin, self.pos
 
 
-def _run_decode(
-    q: Tensor,
-    lists: list[SlotList],
-    sink: Tensor,
-    scale: float,
-    cos_sin: Tensor | None,
-    pos: Tensor,
-    out: Tensor,
-) -> None:
+def _run_decode(q: Tensor, lists: list[SlotList], output: Output, out: Tensor) -> None:
     rows, heads, _ = q.shape
     a, b = lists[0], lists[-1]
     a_width = a.idx.shape[1]
@@ -278,26 +233,19 @@ def _run_decode(
     part_sum = torch.empty_like(part_max)
     _decode[(rows, splits, triton.cdiv(heads, decode.constexprs["BH"]))](
         q, *pool_views(a.pool), a.idx, a.length, *pool_views(b.pool), b.idx, b.length,
-        part, part_max, part_sum, scale, heads, a_width, b_width,
+        part, part_max, part_sum, output.scale, heads, a_width, b_width,
         a.pool.stride(0), b.pool.stride(0), a.per_page, b.per_page, a_splits, splits,
-        num_warps=decode.num_warps, num_stages=decode.num_stages, **decode.constexprs,
+        **decode.keywords,
     )  # fmt: skip
     _combine[(rows, heads, HEAD // combine.constexprs["BD"])](
-        part, part_max, part_sum, a.length, b.length, sink, sink if cos_sin is None else cos_sin,
-        pos, out, heads, a_width, b_width, a_splits, splits,
-        CH=split, ROTATE=cos_sin is not None,
-        num_warps=combine.num_warps, num_stages=combine.num_stages, **combine.constexprs,
+        part, part_max, part_sum, a.length, b.length, output.sink, *output.rotation,
+        out, heads, a_width, b_width, a_splits, splits,
+        CH=split, ROTATE=output.cos_sin is not None,
+        **combine.keywords,
     )  # fmt: skip
 
 
-def _run_prefill(
-    q: Tensor,
-    lists: list[SlotList],
-    sink: Tensor,
-    scale: float,
-    cos_sin: Tensor | None,
-    pos: Tensor,
-) -> Tensor:
+def _run_prefill(q: Tensor, lists: list[SlotList], output: Output) -> Tensor:
     rows, heads, _ = q.shape
     listed_slots = sum(part.idx.numel() for part in lists)
     number = _number if listed_slots <= REPEATED_SLOTS else _renumber
@@ -314,9 +262,9 @@ def _run_prefill(
     out = torch.empty_like(q)
     launch = LAUNCH["prefill"]
     _prefill[(rows, triton.cdiv(heads, launch.constexprs["BH"]))](
-        q, kv, listed, length, sink, sink if cos_sin is None else cos_sin, pos, out,
-        scale, heads, listed.shape[1], ROTATE=cos_sin is not None,
-        num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
+        q, kv, listed, length, output.sink, *output.rotation, out,
+        output.scale, heads, listed.shape[1], ROTATE=output.cos_sin is not None,
+        **launch.keywords,
     )  # fmt: skip
     return out
 
@@ -354,44 +302,5 @@ def gather_dequant(part: SlotList, slots: Tensor, out: Tensor) -> None:
     launch = LAUNCH["gather"]
     _gather[(triton.cdiv(slots.shape[0], launch.constexprs["BN"]),)](
         *pool_views(part.pool), slots, out, slots.shape[0], part.pool.stride(0), part.per_page,
-        num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
+        **launch.keywords,
     )  # fmt: skip
-
-
-_POINTERS = {
-    "q": "*bf16", "kv": "*bf16", "out": "*bf16", "sink": "*fp32", "cos_sin": "*fp32",
-    "pos": "*i64", "idx": "*i32", "length": "*i32", "slots": "*i32",
-    "part": "*fp32", "part_max": "*fp32", "part_sum": "*fp32",
-    "codes": "*fp8e4nv", "rope": "*bf16", "scales": "*u8",
-    "a_codes": "*fp8e4nv", "a_rope": "*bf16", "a_scales": "*u8", "a_idx": "*i32", "a_len": "*i32",
-    "b_codes": "*fp8e4nv", "b_rope": "*bf16", "b_scales": "*u8", "b_idx": "*i32", "b_len": "*i32",
-}  # fmt: skip
-
-
-def _entry(op: str, fn: Any, expects_mma: bool, **constexprs: int) -> AotEntry:
-    launch = LAUNCH[op]
-    constants = {**launch.constexprs, **constexprs}
-    arguments = [name for name in fn.arg_names if name not in constants]
-    signature = {name: _POINTERS.get(name, "i32") for name in arguments}
-    if "scale" in signature:
-        signature["scale"] = "fp32"
-    aligned = (*_POINTERS, "stride", "a_stride", "b_stride")
-    return AotEntry(
-        name=f"attention.{op}",
-        fn=fn,
-        signature=signature,
-        constexprs=constants,
-        divisible=tuple(name for name in arguments if name in aligned),
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        expects_mma=expects_mma,
-        hot=True,
-    )
-
-
-AOT = [
-    _entry("decode", _decode, True),
-    _entry("combine", _combine, False, CH=LAUNCH["decode"].constexprs["CH"], ROTATE=1),
-    _entry("gather", _gather, False),
-    _entry("prefill", _prefill, True, ROTATE=1),
-]

@@ -1,4 +1,4 @@
-"""Torch reference of K18 and K19; also the CPU production path.
+"""Torch reference of sparse attention; also the CPU production path.
 
 Rows of one request see nearly the same keys. Reading and decoding a key costs more than the
 products with it, so a run of such rows reads each key once and hides from every row what is not
@@ -10,26 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dspark.kernels.qkv.pages import NOPE, load_slots
-from dspark.kernels.qkv.reference import rotate, rotation
+from dspark.kernels.attention.types import SlotList
+from dspark.kernels.common.kv_pages import NOPE, load_slots
+from dspark.kernels.common.norm_rope import rotate, rotation
 
 LONGEST_RUN = 32  # bounds the f64 keys of a run
-
-
-class SlotList(NamedTuple):
-    """What rows attend to in one pool. loc: i32 [T, N] slots, -1 for none."""
-
-    pool: Tensor
-    slots_per_page: int
-    loc: Tensor
-
-    @classmethod
-    def of(cls, pool: Tensor, slots_per_page: int, idx: Tensor, length: Tensor) -> "SlotList":
-        column = torch.arange(idx.shape[1], device=idx.device)
-        return cls(pool, slots_per_page, idx.masked_fill(column >= length[:, None], -1))
-
-    def rows(self, rows: slice) -> "SlotList":
-        return self._replace(loc=self.loc[rows])
 
 
 class Keys(NamedTuple):
@@ -41,30 +26,50 @@ class Keys(NamedTuple):
 
 def mla_sparse(
     q: Tensor,
-    swa_pool: Tensor,
-    swa_n: int,
-    swa_idx: Tensor,
-    swa_len: Tensor,
-    x_pool: Tensor | None,
-    x_n: int,
-    x_idx: Tensor | None,
-    x_len: Tensor | None,
+    window: SlotList,
+    compressed: SlotList | None,
     sink: Tensor,
     scale: float,
     cos_sin: Tensor | None,
     pos: Tensor,
+    *,
+    few_rows: bool | None = None,
 ) -> Tensor:
+    """Attend each row to its window slots, then to its compressed entries.
+
+    o = sum_j p_j k_j with p = softmax over both lists and a per-head sink logit that counts in the
+    denominator only; the slot is key and value at once.
+
+    Args:
+        q: bf16 (served) or f32 (oracle) [T, H, 512], any number of heads.
+        sink: f32 [H], not scaled. scale: applied to q . k.
+        cos_sin: f32 [max_positions, 64] undoes the values' rotation at `pos` i64 [T]; None skips.
+        few_rows: True for decode, verify and draft blocks, be they of many requests: the host waits
+            for nothing. False for prompts, be they short. Either way a row has the same bits in
+            every batch, but the two differ in rounding. None chooses by T. The reference knows one
+            way only.
+
+    Returns:
+        [T, H, 512] in q's dtype; a row with empty lists is 0.
+
+    Raises:
+        ValueError: for shapes that disagree.
+    """
     out = torch.empty_like(q)
-    lists = [SlotList.of(swa_pool, swa_n, swa_idx, swa_len)]
-    if x_pool is not None and x_idx is not None and x_len is not None:
-        lists.append(SlotList.of(x_pool, x_n, x_idx, x_len))
-    for rows in runs(lists[0].loc, swa_len):
+    lists = [_in_use(one) for one in (window, compressed) if one is not None]
+    for rows in runs(lists[0].idx, window.length):
         o = _attend_run(q[rows].double(), [part.rows(rows) for part in lists], sink.double(), scale)
         if cos_sin is not None:
             back = rotation(cos_sin, pos[rows]).conj()[:, None]
             o[..., NOPE:] = rotate(o[..., NOPE:], back)
         out[rows] = o.to(q.dtype)
     return out
+
+
+def _in_use(part: SlotList) -> SlotList:
+    """The list with -1 in the places that are not in use."""
+    column = torch.arange(part.idx.shape[1], device=part.idx.device)
+    return part._replace(idx=part.idx.masked_fill(column >= part.length[:, None], -1))
 
 
 def runs(loc: Tensor, length: Tensor) -> list[slice]:
@@ -99,13 +104,13 @@ def _attend_run(q: Tensor, lists: list[SlotList], sink: Tensor, scale: float) ->
 
 
 def _load(part: SlotList) -> Keys:
-    if part.loc.shape[0] == 1:
-        values = load_slots(part.pool, part.slots_per_page, part.loc[0])
-        return Keys(values, (part.loc >= 0).double())
-    slots, place = torch.unique(part.loc, return_inverse=True)
-    times = torch.zeros(part.loc.shape[0], slots.shape[0], dtype=torch.float64, device=slots.device)
-    times.scatter_add_(1, place, (part.loc >= 0).double())
-    return Keys(load_slots(part.pool, part.slots_per_page, slots), times)
+    if part.idx.shape[0] == 1:
+        values = load_slots(part.pool, part.per_page, part.idx[0])
+        return Keys(values, (part.idx >= 0).double())
+    slots, place = torch.unique(part.idx, return_inverse=True)
+    times = torch.zeros(part.idx.shape[0], slots.shape[0], dtype=torch.float64, device=slots.device)
+    times.scatter_add_(1, place, (part.idx >= 0).double())
+    return Keys(load_slots(part.pool, part.per_page, slots), times)
 
 
 def _attend(q: Tensor, keys: list[Keys], sink: Tensor, scale: float) -> Tensor:

@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from dspark.kernels.collective import transport
-from dspark.kernels.common.dispatch import use_triton
+from dspark.kernels.collective import reference, transport
+from dspark.kernels.common.dispatch import op
 
 Group = dist.ProcessGroup | None
+
+ordered_sum = op(reference.ordered_sum)
 
 GATHERED_ROWS = 2  # up to here one exchange of everything beats two of slices
 
@@ -48,16 +50,3 @@ def gather_vocab(x: Tensor, group: Group) -> Tensor:
     if group is None or group.size() == 1:
         return x
     return torch.cat(list(transport.gather(x, group, "logits")), dim=-1)
-
-
-def ordered_sum(gathered: Tensor) -> Tensor:
-    """Sum of [ranks, ...] over ranks in fp32, rounded once to the dtype of `gathered`.
-
-    Four ranks are added in ascending order, then the fours are: (p0 + p1 + p2 + p3) + (p4 + ...).
-    Two sockets of four cards each can then add up their own and exchange one sum.
-    """
-    if use_triton(gathered):
-        from dspark.kernels.collective.kernel import ordered_sum as implementation
-    else:
-        from dspark.kernels.collective.reference import ordered_sum as implementation
-    return implementation(gathered)

@@ -3,10 +3,8 @@
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {"ordered_sum": LaunchConfig(4, 1, {"BLOCK": 1024})}
 
@@ -28,7 +26,7 @@ def _ordered_sum(gathered, out, n, RANKS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + i, total.to(out.dtype.element_ty), mask=mask)
 
 
-def ordered_sum(gathered: Tensor) -> Tensor:
+def ordered_sum(gathered):
     out = torch.empty_like(gathered[0])
     launch = LAUNCH["ordered_sum"]
     if out.numel():
@@ -37,22 +35,6 @@ def ordered_sum(gathered: Tensor) -> Tensor:
             out,
             out.numel(),
             RANKS=gathered.shape[0],
-            num_warps=launch.num_warps,
-            **launch.constexprs,
+            **launch.keywords,
         )
     return out
-
-
-AOT = [
-    AotEntry(
-        name="collective.ordered_sum[8 ranks]",
-        fn=_ordered_sum,
-        signature={"gathered": "*bf16", "out": "*bf16", "n": "i32"},
-        constexprs={"RANKS": 8, **LAUNCH["ordered_sum"].constexprs},
-        divisible=("gathered", "out", "n"),
-        num_warps=LAUNCH["ordered_sum"].num_warps,
-        num_stages=LAUNCH["ordered_sum"].num_stages,
-        expects_mma=False,
-        hot=True,
-    )
-]

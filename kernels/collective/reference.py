@@ -1,4 +1,4 @@
-"""Torch reference of the ordered sum."""
+"""Torch reference of the ordered sum; also the CPU production path."""
 
 from torch import Tensor
 
@@ -6,6 +6,11 @@ FOUR = 4
 
 
 def ordered_sum(gathered: Tensor) -> Tensor:
+    """Sum of [ranks, ...] over ranks in fp32, rounded once to the dtype of `gathered`.
+
+    Four ranks are added in ascending order, then the fours are: (p0 + p1 + p2 + p3) + (p4 + ...).
+    Two sockets of four cards each can then add up their own and exchange one sum.
+    """
     fours = []
     for first in range(0, len(gathered), FOUR):
         four = gathered[first].float()

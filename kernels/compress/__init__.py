@@ -1,9 +1,9 @@
-"""K12-K14: compressors that turn closed windows of tokens into one cache entry each.
+"""Compressors that turn closed windows of tokens into one cache entry each.
 
 A raw row is (kv, score) of one token, before the position bias `ape`. Rows of this forward come
 in as `s`; older rows of a still open window wait in a ring (`state`). The entry of a window is
 sum_j kv_j * softmax_j(score_j + ape_j) per channel, RMS-normed, rotated at the position of the
-window's first token and stored. Windows (model section "compressor"):
+window's first token and stored. Windows:
 
 * C4 overlaps: 8 rows, the A halves of the previous 4 tokens and the B halves of its own 4;
 * C128 does not: its own 128 rows.
@@ -12,12 +12,11 @@ window's first token and stored. Windows (model section "compressor"):
 import torch
 from torch import Tensor
 
-from dspark.kernels.common.dispatch import use_triton
-from dspark.kernels.compress.stream import C4Stream
+from dspark.kernels.common.dispatch import op
+from dspark.kernels.compress import reference
+from dspark.kernels.compress.types import Stream
 
-__all__ = ["C4Stream", "c4_compress", "c4_compress_pair", "c128_compress", "few_rows"]
-
-KINDS = ("kv", "index")
+__all__ = ["Stream", "c4_compress_pair", "c128_compress", "few_rows"]
 
 
 def few_rows(rows_per_request: int, ring: int) -> bool:
@@ -28,130 +27,19 @@ def few_rows(rows_per_request: int, ring: int) -> bool:
     return rows_per_request <= ring - 7
 
 
-def c4_compress(
-    s: Tensor,
-    ape: Tensor,
-    state: Tensor,
-    plan: Tensor,
-    store: Tensor,
-    norm_w: Tensor,
-    cos_sin: Tensor,
-    out_loc: Tensor,
-    pool: Tensor,
-    entries_per_page: int = 64,
-    kind: str = "kv",
-    eps: float = 1e-6,
+def _pair_fits(main: Stream, index: Stream, plan: Tensor, store: Tensor, out_loc: Tensor) -> None:
+    for stream in (main, index):
+        _stream_fits(stream, plan, store, out_loc, terms=8, halves=2)
+
+
+def _c128_fits(stream: Stream, plan: Tensor, store: Tensor, out_loc: Tensor) -> None:
+    _stream_fits(stream, plan, store, out_loc, terms=128, halves=1)
+
+
+def _stream_fits(
+    stream: Stream, plan: Tensor, store: Tensor, out_loc: Tensor, *, terms: int, halves: int
 ) -> None:
-    """Form the C4 entries that close in this forward, then store the raw rows.
-
-    Args:
-        s: f32 [T, 4 * Dh], [kv A | kv B | score A | score B] of each row. Rows of one request are
-            consecutive and in position order.
-        ape: f32 [8, Dh], rows 0-3 bias the A half, 4-7 the B half.
-        state: f32 [rows, 4 * Dh] ring, changed in place.
-        plan: i32 [T, 4]: position, ring row of position - 7, ring row of position - 3 (-1 before
-            the sequence starts; the four rows of a group are consecutive), row index in request.
-        store: i32 [T] ring row that receives the raw row, -1 = not stored.
-        norm_w: [Dh]. cos_sin: f32 [max_positions, 64].
-        out_loc: i32 [T] slot of the entry that closes at this row, -1 = none.
-        pool: KV pool (kind "kv", Dh 512) or index pool (kind "index", Dh 128, Hadamard-rotated),
-            changed in place.
-
-    Raises:
-        ValueError: for another kind or shapes that disagree.
-    """
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {KINDS}, got {kind!r}")
-    _check(s, ape, state, plan, store, norm_w, out_loc, terms=8, halves=2)
-    if use_triton(s):
-        from dspark.kernels.compress import kernel as implementation
-    else:
-        from dspark.kernels.compress import reference as implementation
-    implementation.c4_compress(
-        s, ape, state, plan, store, norm_w, cos_sin, out_loc, pool, entries_per_page, kind, eps
-    )
-
-
-def c4_compress_pair(
-    main: C4Stream,
-    index: C4Stream,
-    plan: Tensor,
-    store: Tensor,
-    cos_sin: Tensor,
-    out_loc: Tensor,
-    entries_per_page: int = 64,
-    eps: float = 1e-6,
-    *,
-    few_rows: bool,
-) -> None:
-    """Both compressors of a C4 layer: `c4_compress` of `main` (kv), then of `index`.
-
-    few_rows: what the function `few_rows` says of the longest request (decode, verify). One launch
-    then does everything; otherwise three do, with the same bits. Other arguments and errors as
-    `c4_compress`.
-    """
-    if use_triton(main.s):
-        from dspark.kernels.compress import kernel
-
-        for part in (main, index):
-            _check(
-                part.s, part.ape, part.state, plan, store, part.norm_w, out_loc, terms=8, halves=2
-            )
-        kernel.c4_compress_pair(
-            main, index, plan, store, cos_sin, out_loc, entries_per_page, eps, few_rows
-        )
-        return
-    for part, kind in ((main, "kv"), (index, "index")):
-        c4_compress(
-            part.s, part.ape, part.state, plan, store, part.norm_w, cos_sin, out_loc, part.pool,
-            entries_per_page, kind, eps,
-        )  # fmt: skip
-
-
-def c128_compress(
-    s: Tensor,
-    ape: Tensor,
-    state: Tensor,
-    plan: Tensor,
-    store: Tensor,
-    norm_w: Tensor,
-    cos_sin: Tensor,
-    out_loc: Tensor,
-    pool: Tensor,
-    entries_per_page: int = 2,
-    eps: float = 1e-6,
-) -> None:
-    """Form the C128 entries that close in this forward, then store the raw rows.
-
-    As `c4_compress`, with s f32 [T, 1024] = [kv | score], ape f32 [128, 512], state
-    [rows, 1024] and plan i32 [T, 4]: position, first ring row of the request, ring length, row
-    index in request (position p lives in ring row first + p % ring).
-
-    Raises:
-        ValueError: for shapes that disagree.
-    """
-    _check(s, ape, state, plan, store, norm_w, out_loc, terms=128, halves=1)
-    if use_triton(s):
-        from dspark.kernels.compress import kernel as implementation
-    else:
-        from dspark.kernels.compress import reference as implementation
-    implementation.c128_compress(
-        s, ape, state, plan, store, norm_w, cos_sin, out_loc, pool, entries_per_page, eps
-    )
-
-
-def _check(
-    s: Tensor,
-    ape: Tensor,
-    state: Tensor,
-    plan: Tensor,
-    store: Tensor,
-    norm_w: Tensor,
-    out_loc: Tensor,
-    *,
-    terms: int,
-    halves: int,
-) -> None:
+    s, ape, state, norm_w, _ = stream
     rows, width = s.shape[0], norm_w.shape[0]
     columns = 2 * halves * width
     if s.shape != (rows, columns) or state.shape[1] != columns or ape.shape != (terms, width):
@@ -166,3 +54,7 @@ def _check(
         )
     if s.dtype != torch.float32 or state.dtype != torch.float32:
         raise ValueError(f"raw rows and ring must be f32, got {s.dtype} and {state.dtype}")
+
+
+c4_compress_pair = op(reference.c4_compress_pair, check=_pair_fits)
+c128_compress = op(reference.c128_compress, check=_c128_fits)

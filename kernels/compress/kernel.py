@@ -1,4 +1,4 @@
-"""Triton kernels of K12-K14.
+"""Triton kernels of the compressors.
 
 A launch forms the entries of the windows that close, from this forward's rows and the ring; a
 later one puts raw rows into the ring: in one launch a program could overwrite what another still
@@ -6,20 +6,21 @@ reads. Where no request has that many rows, one launch does both for both compre
 layer. C4 entries come from the same binary either way, so they agree in every bit.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from dspark.kernels.common.index_pages import WIDTH
+from dspark.kernels.common.index_pages_kernel import (
+    PAGE_KEYS,
+    hadamard,
+    index_views,
+    quantise_keys,
+)
+from dspark.kernels.common.kv_pages import HEAD
+from dspark.kernels.common.kv_pages_kernel import pool_views, store_slot
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.compress.stream import C4Stream
-from dspark.kernels.indexer.kernel import hadamard, quantise_keys
-from dspark.kernels.indexer.pages import KEYS, WIDTH
-from dspark.kernels.qkv.kernel import pool_views, rms_scale, rotate, store_slot
-from dspark.kernels.qkv.pages import HEAD
-from dspark.kernels.tooling.entries import AotEntry
+from dspark.kernels.common.norm_rope_kernel import rms_scale, rotate
 
 LAUNCH = {
     "c4_step": LaunchConfig(4, 1, {}),
@@ -29,7 +30,6 @@ LAUNCH = {
 }
 
 EMPTY = tl.constexpr(-1.0e30)  # finite stand-in for the score of a row that is not there
-PAGE_KEYS = tl.constexpr(KEYS)
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def store_entry(
     x, plan, norm_w, cos_sin, codes, rope, scales, row, slot, stride, per_page, eps,
     DH: tl.constexpr, RATIO: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """K14: norm, RoPE at the window's first token and store of x f32 [1, DH]."""
+    """Norm, RoPE at the window's first token and store of x f32 [1, DH]."""
     d = tl.arange(0, DH)[None, :]
     x = x * rms_scale(x, eps, DH) * tl.load(norm_w + d).to(tl.float32)
     first_token = tl.load(plan + row * 4) + 1 - RATIO
@@ -120,14 +120,14 @@ def _c4_row(
 
 
 # None of these may make a second binary: its entries could differ in the last bit.
-@triton.jit(do_not_specialize=["per_page", "first", "keep_rows"])
+@triton.jit(do_not_specialize=["per_page", "keep_rows"])
 def _c4_step(
     s, ape, state, norm_w, codes, rope, scales, i_s, i_ape, i_state, i_norm_w, i_codes, i_scales,
-    plan, store, cos_sin, out_loc, stride, i_stride, per_page, eps, first, keep_rows,
+    plan, store, cos_sin, out_loc, stride, i_stride, per_page, eps, keep_rows,
     DH: tl.constexpr, INDEX_DH: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and compressor, counted from `first` (0 main, 1 index)."""
-    if first + tl.program_id(1) == 0:
+    """One program a row and compressor: 0 main, 1 index."""
+    if tl.program_id(1) == 0:
         _c4_row(
             s, ape, state, norm_w, codes, rope, scales, plan, store, cos_sin, out_loc,
             stride, per_page, eps, keep_rows, DH, False,
@@ -170,151 +170,38 @@ def _finish_c128(
     store_raw(s, state, store, row, 2 * DH)
 
 
-def c4_compress(
-    s: Tensor,
-    ape: Tensor,
-    state: Tensor,
-    plan: Tensor,
-    store: Tensor,
-    norm_w: Tensor,
-    cos_sin: Tensor,
-    out_loc: Tensor,
-    pool: Tensor,
-    entries_per_page: int,
-    kind: str,
-    eps: float,
-) -> None:
-    stream = C4Stream(s.contiguous(), ape, state, norm_w, pool)
-    first = int(kind == "index")
-    # The stream that is not asked for is passed too, and not read.
-    _run_c4_step(
-        stream, stream, plan, store, cos_sin, out_loc, entries_per_page, eps, first, 1,
-        keep_rows=False,
-    )  # fmt: skip
-    _run_store_rows(stream, store)
-
-
 def c4_compress_pair(
-    main: C4Stream,
-    index: C4Stream,
-    plan: Tensor,
-    store: Tensor,
-    cos_sin: Tensor,
-    out_loc: Tensor,
-    entries_per_page: int,
-    eps: float,
-    few_rows: bool,
-) -> None:
-    main, index = (part._replace(s=part.s.contiguous()) for part in (main, index))
-    _run_c4_step(
-        main, index, plan, store, cos_sin, out_loc, entries_per_page, eps, 0, 2, keep_rows=few_rows
-    )
-    if not few_rows:
-        _run_store_rows(main, store)
-        _run_store_rows(index, store)
-
-
-def _run_c4_step(
-    main: C4Stream,
-    index: C4Stream,
-    plan: Tensor,
-    store: Tensor,
-    cos_sin: Tensor,
-    out_loc: Tensor,
-    entries_per_page: int,
-    eps: float,
-    first: int,
-    count: int,
-    keep_rows: bool,
-) -> None:
+    main, index, plan, store, cos_sin, out_loc, entries_per_page=64, eps=1e-06, *, few_rows
+):
     rows = main.s.shape[0]
     if rows == 0:
         return
-    index_codes, index_scales, _ = index_views(index.pool)
-    launch = LAUNCH["c4_step"]
-    _c4_step[(rows, count)](
+    main, index = (part._replace(s=part.s.contiguous()) for part in (main, index))
+    _c4_step[(rows, 2)](
         main.s, main.ape, main.state, main.norm_w, *pool_views(main.pool),
-        index.s, index.ape, index.state, index.norm_w, index_codes, index_scales,
+        index.s, index.ape, index.state, index.norm_w, *index_views(index.pool),
         plan, store, cos_sin, out_loc, main.pool.stride(0), index.pool.stride(0),
-        entries_per_page, eps, first, int(keep_rows), DH=HEAD, INDEX_DH=WIDTH,
-        num_warps=launch.num_warps, num_stages=launch.num_stages,
+        entries_per_page, eps, int(few_rows), DH=HEAD, INDEX_DH=WIDTH,
+        **LAUNCH["c4_step"].keywords,
     )  # fmt: skip
+    if not few_rows:
+        for part in (main, index):
+            _store_rows[(rows,)](
+                part.s, part.state, store, WIDTH=part.s.shape[1], **LAUNCH["store_rows"].keywords
+            )
 
 
-def _run_store_rows(stream: C4Stream, store: Tensor) -> None:
-    rows, width = stream.s.shape
-    if rows:
-        launch = LAUNCH["store_rows"]
-        _store_rows[(rows,)](stream.s, stream.state, store, WIDTH=width, num_warps=launch.num_warps)
-
-
-def c128_compress(
-    s: Tensor,
-    ape: Tensor,
-    state: Tensor,
-    plan: Tensor,
-    store: Tensor,
-    norm_w: Tensor,
-    cos_sin: Tensor,
-    out_loc: Tensor,
-    pool: Tensor,
-    entries_per_page: int,
-    eps: float,
-) -> None:
-    rows = s.shape[0]
+def c128_compress(stream, plan, store, cos_sin, out_loc, entries_per_page=2, eps=1e-06):
+    rows = stream.s.shape[0]
     if rows == 0:
         return
-    s = s.contiguous()
+    s, ape, state, norm_w, pool = stream._replace(s=stream.s.contiguous())
     entry = torch.empty(rows, HEAD, dtype=torch.float32, device=s.device)
     form, finish = LAUNCH["form_c128"], LAUNCH["finish_c128"]
     _form_c128[(rows, HEAD // form.constexprs["BD"])](
-        s, ape, state, plan, out_loc, entry, DH=HEAD,
-        num_warps=form.num_warps, num_stages=form.num_stages, **form.constexprs,
-    )  # fmt: skip
+        s, ape, state, plan, out_loc, entry, DH=HEAD, **form.keywords
+    )
     _finish_c128[(rows,)](
         s, state, plan, store, entry, out_loc, norm_w, cos_sin, *pool_views(pool),
-        pool.stride(0), entries_per_page, eps, DH=HEAD,
-        num_warps=finish.num_warps, num_stages=finish.num_stages,
+        pool.stride(0), entries_per_page, eps, DH=HEAD, **finish.keywords,
     )  # fmt: skip
-
-
-def index_views(pool: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """An index pool as e4m3 codes, f32 scales and bytes."""
-    codes, _, raw = pool_views(pool)
-    return codes, pool.view(torch.float32), raw
-
-
-_POINTERS = {
-    "s": "*fp32", "ape": "*fp32", "state": "*fp32", "plan": "*i32", "store": "*i32",
-    "out_loc": "*i32", "entry": "*fp32", "norm_w": "*bf16", "cos_sin": "*fp32",
-    "codes": "*fp8e4nv", "rope": "*bf16", "scales": "*u8",
-    "i_s": "*fp32", "i_ape": "*fp32", "i_state": "*fp32", "i_norm_w": "*bf16",
-    "i_codes": "*fp8e4nv", "i_scales": "*fp32",
-}  # fmt: skip
-
-
-def _entry(op: str, fn: Any, name: str = "", **constexprs: int) -> AotEntry:
-    launch = LAUNCH[op]
-    constants = {**launch.constexprs, **constexprs}
-    arguments = [argument for argument in fn.arg_names if argument not in constants]
-    types = {**_POINTERS, "eps": "fp32"}
-    return AotEntry(
-        name=f"compress.{name or op}",
-        fn=fn,
-        signature={argument: types.get(argument, "i32") for argument in arguments},
-        constexprs=constants,
-        divisible=tuple(a for a in arguments if a in _POINTERS or a.endswith("stride")),
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        expects_mma=False,
-        hot=True,
-    )
-
-
-AOT = [
-    _entry("c4_step", _c4_step, DH=512, INDEX_DH=128),
-    _entry("store_rows", _store_rows, "store_rows[c4]", WIDTH=2048),
-    _entry("store_rows", _store_rows, "store_rows[c4 index]", WIDTH=512),
-    _entry("form_c128", _form_c128, DH=512),
-    _entry("finish_c128", _finish_c128, DH=512),
-]

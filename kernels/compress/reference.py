@@ -1,18 +1,19 @@
-"""Torch reference of K12-K14; also the CPU production path.
+"""Torch reference of the compressors; also the CPU production path.
 
 An entry is a per-channel softmax average of raw rows. All entries are formed before any raw row
 is stored, so a row stored by this forward can never replace one that an entry still reads.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dspark.kernels.indexer.pages import store_index
-from dspark.kernels.indexer.reference import hadamard
-from dspark.kernels.qkv.pages import ROPE, store_slots
-from dspark.kernels.qkv.reference import rms_scale, rotate, rotation
+from dspark.kernels.common.index_pages import hadamard, store_index
+from dspark.kernels.common.kv_pages import store_slots
+from dspark.kernels.common.norm_rope import ROPE, rms_scale, rotate, rotation
+from dspark.kernels.compress.types import Stream
 
 CHUNK_VALUES = 1 << 21  # f64 values of one gathered operand: bounds a prefill's memory
 
@@ -27,86 +28,142 @@ class Terms(NamedTuple):
     half: Tensor  # i64 [J] 0 = A half (overlap), 1 = B half; all 0 for C128
 
 
-def c4_compress(
-    s: Tensor,
-    ape: Tensor,
-    state: Tensor,
+class Kind(NamedTuple):
+    """What distinguishes the compressors."""
+
+    ratio: int  # tokens of a window
+    halves: int  # 2 where windows overlap
+    terms: Callable[[Tensor, Tensor, Tensor], Terms]  # of plan rows, emitting rows and positions
+    is_index: bool  # keys of the indexer, not latents
+
+
+def c4_compress_pair(
+    main: Stream,
+    index: Stream,
     plan: Tensor,
     store: Tensor,
-    norm_w: Tensor,
     cos_sin: Tensor,
     out_loc: Tensor,
-    pool: Tensor,
-    entries_per_page: int,
-    kind: str,
-    eps: float,
+    entries_per_page: int = 64,
+    eps: float = 1e-6,
+    *,
+    few_rows: bool,
 ) -> None:
-    def terms(row: Tensor, pos: Tensor, in_req: Tensor) -> Terms:
-        j = torch.arange(8, device=s.device)
-        distance = 7 - j
-        group = plan[row][:, 1:3].long()  # ring rows of pos - 7 and pos - 3
-        base = group.repeat_interleave(4, 1)
-        return Terms(
-            batch_row=(row[:, None] - distance).clamp(min=0),
-            from_batch=distance <= in_req[:, None],
-            ring_row=(base + j % 4).clamp(min=0),
-            exists=pos[:, None] >= distance,
-            half=j // 4,
-        )
+    """Both compressors of a C4 layer: form the entries that close in this forward, then store the
+    raw rows.
 
-    _compress(
-        s, ape, state, plan, store, norm_w, cos_sin, out_loc, pool, entries_per_page, kind, eps,
-        ratio=4, halves=2, terms=terms,
-    )  # fmt: skip
+    Args:
+        main, index: of the latents and of the index keys. Raw rows are
+            [kv A | kv B | score A | score B]; rows of one request are consecutive and in position
+            order. Rows 0-3 of `ape` bias the A half, 4-7 the B half. Index keys are
+            Hadamard-rotated.
+        plan: i32 [T, 4]: position, ring row of position - 7, ring row of position - 3 (-1 before
+            the sequence starts; the four rows of a group are consecutive), row index in request.
+        store: i32 [T] ring row that receives the raw row, -1 = not stored.
+        cos_sin: f32 [max_positions, 64].
+        out_loc: i32 [T] slot of the entry that closes at this row, -1 = none.
+        few_rows: what the function `few_rows` says of the longest request (decode, verify). One
+            launch then does everything; otherwise three do, with the same bits.
+
+    Raises:
+        ValueError: for shapes that disagree.
+    """
+    c4_compress(main, plan, store, cos_sin, out_loc, entries_per_page, eps)
+    c4_compress(index, plan, store, cos_sin, out_loc, entries_per_page, eps, index=True)
+
+
+def c4_compress(
+    stream: Stream,
+    plan: Tensor,
+    store: Tensor,
+    cos_sin: Tensor,
+    out_loc: Tensor,
+    entries_per_page: int = 64,
+    eps: float = 1e-6,
+    *,
+    index: bool = False,
+) -> None:
+    """One of the two compressors of `c4_compress_pair`."""
+    kind = Kind(4, 2, _c4_terms, index)
+    _compress(kind, stream, plan, store, cos_sin, out_loc, entries_per_page, eps)
 
 
 def c128_compress(
-    s: Tensor,
-    ape: Tensor,
-    state: Tensor,
+    stream: Stream,
     plan: Tensor,
     store: Tensor,
-    norm_w: Tensor,
     cos_sin: Tensor,
     out_loc: Tensor,
-    pool: Tensor,
-    entries_per_page: int,
-    eps: float,
+    entries_per_page: int = 2,
+    eps: float = 1e-6,
 ) -> None:
-    def terms(row: Tensor, pos: Tensor, in_req: Tensor) -> Terms:
-        j = torch.arange(128, device=s.device)
-        distance = 127 - j
-        base, ring = plan[row][:, 1:3].long().unsqueeze(2).unbind(1)
-        return Terms(
-            batch_row=(row[:, None] - distance).clamp(min=0),
-            from_batch=distance <= in_req[:, None],
-            ring_row=(base + (pos[:, None] - distance) % ring).clamp(min=0),
-            exists=pos[:, None] >= distance,
-            half=torch.zeros_like(j),
-        )
+    """Form the C128 entries that close in this forward, then store the raw rows.
 
-    _compress(
-        s, ape, state, plan, store, norm_w, cos_sin, out_loc, pool, entries_per_page, "kv", eps,
-        ratio=128, halves=1, terms=terms,
-    )  # fmt: skip
+    As `c4_compress_pair`, with raw rows [kv | score], ape f32 [128, 512] and plan i32 [T, 4]:
+    position, first ring row of the request, ring length, row index in request (position p lives
+    in ring row first + p % ring).
+
+    Raises:
+        ValueError: for shapes that disagree.
+    """
+    kind = Kind(128, 1, _c128_terms, False)
+    _compress(kind, stream, plan, store, cos_sin, out_loc, entries_per_page, eps)
+
+
+def _c4_terms(plan: Tensor, row: Tensor, pos: Tensor) -> Terms:
+    j = torch.arange(8, device=plan.device)
+    distance = 7 - j
+    group = plan[:, 1:3].long()  # ring rows of pos - 7 and pos - 3
+    base = group.repeat_interleave(4, 1)
+    return _terms(plan, row, pos, distance, ring_row=base + j % 4, half=j // 4)
+
+
+def _c128_terms(plan: Tensor, row: Tensor, pos: Tensor) -> Terms:
+    j = torch.arange(128, device=plan.device)
+    distance = 127 - j
+    base, ring = plan[:, 1:3].long().unsqueeze(2).unbind(1)
+    ring_row = base + (pos[:, None] - distance) % ring
+    return _terms(plan, row, pos, distance, ring_row=ring_row, half=torch.zeros_like(j))
+
+
+def _terms(
+    plan: Tensor, row: Tensor, pos: Tensor, distance: Tensor, *, ring_row: Tensor, half: Tensor
+) -> Terms:
+    """distance: i64 [J] tokens from a term to the end of the window."""
+    return Terms(
+        batch_row=(row[:, None] - distance).clamp(min=0),
+        from_batch=distance <= plan[:, 3, None],
+        ring_row=ring_row.clamp(min=0),
+        exists=pos[:, None] >= distance,
+        half=half,
+    )
 
 
 def _compress(
-    s, ape, state, plan, store, norm_w, cos_sin, out_loc, pool, entries_per_page, kind, eps,
-    *, ratio, halves, terms,
-) -> None:  # fmt: skip
+    kind: Kind,
+    stream: Stream,
+    plan: Tensor,
+    store: Tensor,
+    cos_sin: Tensor,
+    out_loc: Tensor,
+    entries_per_page: int,
+    eps: float,
+) -> None:
+    s, ape, state, norm_w, pool = stream
     width = norm_w.shape[0]
     # [rows, kv | score, half, Dh]
-    rows = s.view(-1, 2, halves, width)
-    ring = state.view(-1, 2, halves, width)
+    rows = s.view(-1, 2, kind.halves, width)
+    ring = state.view(-1, 2, kind.halves, width)
     emitting = (out_loc >= 0).nonzero().squeeze(1)
     for row in emitting.split(max(1, CHUNK_VALUES // (ape.shape[0] * width))):
         pos = plan[row, 0].long()
-        t = terms(row, pos, plan[row, 3].long())
+        t = kind.terms(plan[row], row, pos)
         entry = _pool_rows(_gather(rows, ring, 0, t), _gather(rows, ring, 1, t), ape, t.exists)
-        _store_entries(
-            entry, norm_w, cos_sin, pos + 1 - ratio, out_loc[row], pool, entries_per_page, kind, eps
-        )
+        x = _normed_and_rotated(entry, norm_w, cos_sin, pos + 1 - kind.ratio, eps)
+        if kind.is_index:
+            store_index(pool, out_loc[row], hadamard(x).float())
+        else:
+            store_slots(pool, entries_per_page, out_loc[row], x.float())
     keep = (store >= 0).nonzero().squeeze(1)
     state[store[keep].long()] = s[keep]
 
@@ -129,21 +186,10 @@ def _pool_rows(kv: Tensor, score: Tensor, ape: Tensor, exists: Tensor) -> Tensor
     return (weight * values).sum(1) / weight.sum(1).clamp(min=1.0)
 
 
-def _store_entries(
-    entry: Tensor,
-    norm_w: Tensor,
-    cos_sin: Tensor,
-    pos: Tensor,
-    loc: Tensor,
-    pool: Tensor,
-    entries_per_page: int,
-    kind: str,
-    eps: float,
-) -> None:
-    """K14: RMS norm, RoPE at the window's first position, then the pool's own format."""
+def _normed_and_rotated(
+    entry: Tensor, norm_w: Tensor, cos_sin: Tensor, pos: Tensor, eps: float
+) -> Tensor:
+    """RMS norm of entries f64 [E, Dh], then RoPE at the window's first position."""
     x = entry * rms_scale(entry, eps) * norm_w.double()
     x[:, -ROPE:] = rotate(x[:, -ROPE:], rotation(cos_sin, pos))
-    if kind == "index":
-        store_index(pool, loc, hadamard(x).float())
-    else:
-        store_slots(pool, entries_per_page, loc, x.float())
+    return x

@@ -3,13 +3,16 @@
 fn is f32 and stays so: products run in f32 FMA, not tf32, because they steer the whole residual.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.hyper.reference import STREAMS, MhcPre
-from dspark.kernels.tooling.entries import AotEntry
+from dspark.kernels.hyper.reference import STREAMS
+from dspark.kernels.hyper.types import HyperSite, MhcPre
 
 LAUNCH = {
     "project.decode": LaunchConfig(4, 1, {"BM": 2}),
@@ -198,20 +201,35 @@ def _mean(x, out, hidden, BLOCK: tl.constexpr):
     tl.store(out + row * hidden + n, (total * 0.25).to(out.dtype.element_ty), mask=inside)
 
 
-def mhc_pre(x, w, scale, base, norm_w, eps_norm, eps_hc, iters):
-    return _site(x, None, w, scale, base, norm_w, eps_norm, eps_hc, iters)[1]
+def mhc_pre(x, site, norm_w, eps_norm, eps_hc, iters):
+    return _run_site(x, None, site, norm_w, eps_norm, eps_hc, iters)[1]
 
 
-def mhc_post_pre(f, x, post, comb, w, scale, base, norm_w, eps_norm, eps_hc, iters):
-    back = (f, post, comb)
-    return _site(x, back, w, scale, base, norm_w, eps_norm, eps_hc, iters)
+def mhc_post_pre(f, x, post, comb, site, norm_w, eps_norm, eps_hc, iters):
+    return _run_site(x, PutBack(f, post, comb), site, norm_w, eps_norm, eps_hc, iters)
 
 
-def mhc_head(x, w, scale, base, eps_norm, eps_hc):
-    return _site(x, None, w, scale, base, None, eps_norm, eps_hc, 0)[1].y
+def mhc_head(x, site, eps_norm, eps_hc):
+    return _run_site(x, None, site, None, eps_norm, eps_hc, 0)[1].y
 
 
-def _site(x, back, w, scale, base, norm_w, eps_norm, eps_hc, iters):
+class PutBack(NamedTuple):
+    """The output of a sublayer and the weights that put it back into the streams."""
+
+    f: Tensor
+    post: Tensor
+    comb: Tensor
+
+
+def _run_site(
+    x: Tensor,
+    back: PutBack | None,
+    site: HyperSite,
+    norm_w: Tensor | None,
+    eps_norm: float,
+    eps_hc: float,
+    iters: int,
+) -> tuple[Tensor, MhcPre]:
     """Streams (after writing `back` into them, if given) and MhcPre of a site or of the head."""
     rows, _, hidden = x.shape
     is_site = norm_w is not None
@@ -224,6 +242,7 @@ def _site(x, back, w, scale, base, norm_w, eps_norm, eps_hc, iters):
         *(put_back if is_site else (None, None)),  # type: ignore[arg-type]
     )
     f, post, comb = back or (None, None, None)
+    fn = site.fn.fn
     streams = x if back is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if rows == 0:
         return streams, out
@@ -231,10 +250,9 @@ def _site(x, back, w, scale, base, norm_w, eps_norm, eps_hc, iters):
     shape = (splits, rows, PARTIAL_WIDTH)
     partials = torch.empty(shape, dtype=torch.float32, device=x.device)
     launch = LAUNCH["project.decode" if rows <= DECODE_ROWS else "project.prefill"]
-    block_m = launch.constexprs["BM"]
-    _project[(triton.cdiv(rows, block_m), splits)](
+    _project[(triton.cdiv(rows, launch.constexprs["BM"]), splits)](
         x,
-        w.fn,
+        fn,
         partials,
         f,
         post,
@@ -242,17 +260,16 @@ def _site(x, back, w, scale, base, norm_w, eps_norm, eps_hc, iters):
         None if back is None else streams,
         rows,
         hidden,
-        OUTPUTS=w.fn.shape[0],
+        OUTPUTS=fn.shape[0],
         WIDTH=PARTIAL_WIDTH,
-        BM=block_m,
         BH=SPLIT_COLUMNS,
-        num_warps=launch.num_warps,
+        **launch.keywords,
     )
     _mix[(rows, 2 if is_site else 1)](
         streams,
         partials,
-        scale,
-        base,
+        site.scale,
+        site.base,
         norm_w,
         out.y,
         out.post,
@@ -266,7 +283,7 @@ def _site(x, back, w, scale, base, norm_w, eps_norm, eps_hc, iters):
         WIDTH=PARTIAL_WIDTH,
         SPLITS=triton.next_power_of_2(splits),
         BLOCK=triton.next_power_of_2(hidden),
-        num_warps=LAUNCH["mix"].num_warps,
+        **LAUNCH["mix"].keywords,
     )
     return streams, out
 
@@ -276,9 +293,8 @@ def mhc_post(f, x, post, comb):
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if rows:
         launch = LAUNCH["post"]
-        block = launch.constexprs["BLOCK"]
-        _post[(rows, triton.cdiv(hidden, block))](
-            f, x, post, comb, out, hidden, block, num_warps=launch.num_warps
+        _post[(rows, triton.cdiv(hidden, launch.constexprs["BLOCK"]))](
+            f, x, post, comb, out, hidden, **launch.keywords
         )
     return out
 
@@ -288,77 +304,7 @@ def stream_mean(x):
     out = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
     if rows:
         launch = LAUNCH["post"]
-        block = launch.constexprs["BLOCK"]
-        _mean[(rows, triton.cdiv(hidden, block))](x, out, hidden, block, num_warps=launch.num_warps)
+        _mean[(rows, triton.cdiv(hidden, launch.constexprs["BLOCK"]))](
+            x, out, hidden, **launch.keywords
+        )
     return out
-
-
-def _aot() -> list[AotEntry]:
-    """One rank of the 4096-wide model: every specialisation a decode or prefill step launches."""
-    project = {"x": "*bf16", "fn": "*fp32", "partials": "*fp32"}
-    back = {"f": "*bf16", "post": "*fp32", "comb": "*fp32", "streams": "*bf16"}
-    sizes = {"rows": "i32", "hidden": "i32"}
-    mix = {
-        "x": "*bf16",
-        "partials": "*fp32",
-        "scale": "*fp32",
-        "base": "*fp32",
-        "norm_w": "*bf16",
-        "y": "*bf16",
-        "post": "*fp32",
-        "comb": "*fp32",
-        "rows": "i32",
-        "hidden": "i32",
-        "splits": "i32",
-        "eps_norm": "fp32",
-        "eps_hc": "fp32",
-        "iters": "i32",
-    }
-    write_back = {name: "*bf16" for name in ("f", "x", "out")}
-    write_back |= {"post": "*fp32", "comb": "*fp32", "hidden": "i32"}
-    mean = {"x": "*bf16", "out": "*bf16", "hidden": "i32"}
-    shape = {"WIDTH": PARTIAL_WIDTH, "SPLITS": 64, "BLOCK": 4096}
-    head = {**shape, "norm_w": None, "post": None, "comb": None}
-
-    def entry(name, fn, launch, signature, constexprs):
-        unaligned = ("rows", "eps_norm", "eps_hc", "iters")
-        return AotEntry(
-            name=f"hyper.{name}",
-            fn=fn,
-            signature={n: t for n, t in signature.items() if n not in constexprs},
-            constexprs=constexprs,
-            divisible=tuple(n for n in signature if n not in (*constexprs, *unaligned)),
-            num_warps=LAUNCH[launch].num_warps,
-            num_stages=LAUNCH[launch].num_stages,
-            expects_mma=False,
-            hot=True,
-        )
-
-    def projection(kind, outputs, regime, given):
-        absent = dict.fromkeys(name for name in back if name not in given)
-        constexprs = {"OUTPUTS": outputs, "WIDTH": PARTIAL_WIDTH, "BH": SPLIT_COLUMNS, **absent}
-        launch = f"project.{regime}"
-        return entry(
-            f"project[{kind}, {regime}]",
-            _project,
-            launch,
-            {**project, **given, **sizes},
-            {**constexprs, **LAUNCH[launch].constexprs},
-        )
-
-    projections = [
-        projection(kind, outputs, regime, given)
-        for kind, outputs, given in (("pre", 24, {}), ("post+pre", 24, back), ("head", 4, {}))
-        for regime in ("decode", "prefill")
-    ]
-    block = dict(LAUNCH["post"].constexprs)
-    return [
-        *projections,
-        entry("mix[site]", _mix, "mix", mix, shape),
-        entry("mix[head]", _mix, "mix", mix, head),
-        entry("post", _post, "post", write_back, block),
-        entry("mean", _mean, "post", mean, block),
-    ]
-
-
-AOT = _aot()

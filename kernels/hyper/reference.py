@@ -1,11 +1,10 @@
 """Torch hyper-connections (mHC): four residual streams mixed by a doubly stochastic matrix."""
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 
-from dspark.kernels.linear.reference import over_rows
+from dspark.kernels.common.row_chunks import over_rows
+from dspark.kernels.hyper.types import HyperSite, MhcPre
 
 STREAMS = 4
 ROW_CHUNK = 128  # rows of 4 streams per fp64 temporary in prefill
@@ -15,28 +14,25 @@ ROW_CHUNK = 128  # rows of 4 streams per fp64 temporary in prefill
 SCALE_OF_OUTPUT = torch.tensor([0] * 4 + [1] * 4 + [2] * 16)
 
 
-class HyperWeight(NamedTuple):
-    """Mixing projection of one site; `dense` is its fp64 copy, kept on CPU."""
+def mhc_pre(
+    x: torch.Tensor,
+    site: HyperSite,
+    norm_w: torch.Tensor,
+    eps_norm: float,
+    eps_hc: float,
+    iters: int,
+) -> MhcPre:
+    """Mix the streams into the normalised input of a sublayer.
 
-    fn: torch.Tensor  # f32 [24 or 4, 4*Hd]
-    dense: torch.Tensor | None  # f64, same shape
+    x: [T, 4, Hd]; norm_w: [Hd]. `iters` Sinkhorn iterations (hc_sinkhorn_iters). Raises ValueError
+    when the shapes disagree.
+    """
+    scales = site.scale.double()[SCALE_OF_OUTPUT]
+    bias, norm = site.base.double(), norm_w.double()
 
-
-class MhcPre(NamedTuple):
-    """Sublayer input and the weights that put its output back into the streams."""
-
-    y: torch.Tensor  # [T, Hd] normalised mix, dtype of the streams
-    post: torch.Tensor  # f32 [T, 4] weight of the sublayer output per stream
-    comb: torch.Tensor  # f32 [T, 4, 4]; entry [j, k] carries old stream j into new stream k
-
-
-def mhc_pre(x, w, scale, base, norm_w, eps_norm, eps_hc, iters):
-    scales = scale.double()[SCALE_OF_OUTPUT]
-    bias, norm = base.double(), norm_w.double()
-
-    def site(rows):
+    def mixed(rows):
         streams = rows.double()
-        mix = torch.addcmul(bias, _project(streams, w, eps_norm), scales)
+        mix = torch.addcmul(bias, _project(streams, site.fn, eps_norm), scales)
         gates = torch.sigmoid(mix[:, : 2 * STREAMS])
         post = 2 * gates[:, STREAMS:]
         comb = sinkhorn(mix[:, 2 * STREAMS :].view(-1, STREAMS, STREAMS), eps_hc, iters)
@@ -46,32 +42,66 @@ def mhc_pre(x, w, scale, base, norm_w, eps_norm, eps_hc, iters):
         return y, post.float(), comb.float()
 
     if x.shape[0] <= ROW_CHUNK:
-        return MhcPre(*site(x))
-    parts = [site(rows) for rows in x.split(ROW_CHUNK)]
+        return MhcPre(*mixed(x))
+    parts = [mixed(rows) for rows in x.split(ROW_CHUNK)]
     return MhcPre(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
-def mhc_post(f, x, post, comb):
+def mhc_post(
+    f: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
+) -> torch.Tensor:
+    """New stream k = post[k]*f + sum_j comb[j, k]*x[j].
+
+    f: sublayer output [T, Hd]; x: old streams [T, 4, Hd]; post f32 [T, 4] and comb f32 [T, 4, 4]
+    from mhc_pre. Returns [T, 4, Hd] in x's dtype. Raises ValueError when the shapes disagree.
+    """
     carried = torch.bmm(comb.double().transpose(1, 2), x.double())  # new stream k, old stream j
     return torch.addcmul(carried, post.double().unsqueeze(-1), f.double().unsqueeze(1)).to(x.dtype)
 
 
-def mhc_post_pre(f, x, post, comb, w, scale, base, norm_w, eps_norm, eps_hc, iters):
+def mhc_post_pre(
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    site: HyperSite,
+    norm_w: torch.Tensor,
+    eps_norm: float,
+    eps_hc: float,
+    iters: int,
+) -> tuple[torch.Tensor, MhcPre]:
+    """mhc_post of one site and mhc_pre of the next in two launches instead of three.
+
+    The arguments of both, in order. Returns the new streams [T, 4, Hd] and the MhcPre read from
+    them. Raises ValueError when the shapes disagree.
+    """
     streams = mhc_post(f, x, post, comb)
-    return streams, mhc_pre(streams, w, scale, base, norm_w, eps_norm, eps_hc, iters)
+    return streams, mhc_pre(streams, site, norm_w, eps_norm, eps_hc, iters)
 
 
-def mhc_head(x, w, scale, base, eps_norm, eps_hc):
+def mhc_head(
+    x: torch.Tensor,
+    site: HyperSite,
+    eps_norm: float,
+    eps_hc: float,
+) -> torch.Tensor:
+    """Collapse the streams after the last layer.
+
+    x: [T, 4, Hd]. Returns [T, Hd] in x's dtype, not
+    yet normalised. Raises ValueError when the shapes disagree.
+    """
+
     def head(rows):
         streams = rows.double()
-        z = _project(streams, w, eps_norm)
-        pre = torch.sigmoid(torch.addcmul(base.double(), z, scale.double())) + eps_hc
+        z = _project(streams, site.fn, eps_norm)
+        pre = torch.sigmoid(torch.addcmul(site.base.double(), z, site.scale.double())) + eps_hc
         return _weighted_sum(pre, streams).to(x.dtype)
 
     return over_rows(head, x)
 
 
-def stream_mean(x):
+def stream_mean(x: torch.Tensor) -> torch.Tensor:
+    """Mean of the four streams, [T, 4, Hd] -> [T, Hd]: what DSpark captures of a target layer."""
     return x.double().mean(1).to(x.dtype)
 
 

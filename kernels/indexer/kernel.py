@@ -1,24 +1,26 @@
-"""Triton kernels of K15-K17.
+"""Triton kernels of the indexer.
 
 Top-k is a tournament: a program keeps the k best of as many scores as fit in its registers, and
 the winners of several programs play again until one program is left. Ties go to the lower entry
 at every level, so the outcome is the same however the field is divided.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.kernels.common.fp8 import to_e4m3
+from dspark.kernels.common.index_pages import KEYS, WIDTH
+from dspark.kernels.common.index_pages_kernel import (
+    PAGE_KEYS,
+    W,
+    hadamard,
+    index_views,
+    quantise_keys,
+)
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.indexer.pages import KEYS, WIDTH
+from dspark.kernels.common.norm_rope_kernel import rotate
 from dspark.kernels.indexer.types import IndexQuery, TopK
-from dspark.kernels.qkv.kernel import rotate
-from dspark.kernels.qkv.pages import AMAX_FLOOR, FP8_MAX
-from dspark.kernels.tooling.entries import AotEntry
 
 PROGRAMS = 2048  # of a launch of the logits kernel: a few times what any card runs at once
 MOST_PER_ROW, FEWEST_PER_ROW = 256, 4
@@ -29,35 +31,6 @@ LAUNCH = {
     "logits": LaunchConfig(4, 3, {}),
     "topk": LaunchConfig(8, 1, {"BLOCK": 4096}),
 }
-
-W = tl.constexpr(WIDTH)
-PAGE_KEYS = tl.constexpr(KEYS)
-LIMIT = tl.constexpr(FP8_MAX)
-FLOOR = tl.constexpr(AMAX_FLOOR)
-
-
-@triton.jit
-def _butterfly(x, N: tl.constexpr, SPAN: tl.constexpr):
-    """Sums and differences of the values SPAN apart."""
-    pairs = tl.permute(tl.reshape(x, (N, W // (2 * SPAN), 2, SPAN)), (0, 1, 3, 2))
-    low, high = tl.split(pairs)
-    pairs = tl.permute(tl.join(low + high, low - high), (0, 1, 3, 2))
-    return tl.reshape(pairs, (N, W))
-
-
-@triton.jit
-def hadamard(x, N: tl.constexpr):
-    """Orthonormal 128-point Hadamard transform, Sylvester order, of x f32 [N, 128]."""
-    for stage in tl.static_range(7):
-        x = _butterfly(x, N, 1 << stage)
-    return x * 0.08838834764831845  # 128 ** -0.5
-
-
-@triton.jit
-def quantise_keys(x):
-    """e4m3 codes [N, 128] and f32 scales [N] of x f32 [N, 128]."""
-    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 1), FLOOR), LIMIT)
-    return to_e4m3(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))), scale
 
 
 @triton.jit(do_not_specialize=["H"])
@@ -190,7 +163,7 @@ def _topk(
         tl.store(out_scores + at, x, mask=taken)
 
 
-def index_q(q: Tensor, w: Tensor, cos_sin: Tensor, pos: Tensor) -> IndexQuery:
+def index_q(q, w, cos_sin, pos):
     q = q.contiguous()
     rows, heads, _ = q.shape
     codes = torch.empty(q.shape, dtype=torch.float8_e4m3fn, device=q.device)
@@ -199,19 +172,12 @@ def index_q(q: Tensor, w: Tensor, cos_sin: Tensor, pos: Tensor) -> IndexQuery:
         launch = LAUNCH["query"]
         _query[(rows, triton.cdiv(heads, launch.constexprs["BH"]))](
             q, w.contiguous(), cos_sin, pos, codes, weight, heads, (WIDTH * heads) ** -0.5,
-            num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
     return IndexQuery(codes, weight)
 
 
-def index_logits(
-    query: IndexQuery,
-    pool: Tensor,
-    page_table: Tensor,
-    row_req: Tensor,
-    c4_len: Tensor,
-    c_max: int,
-) -> Tensor:
+def index_logits(query, pool, page_table, row_req, c4_len, c_max):
     shape = (query.q.shape[0], c_max)
     out = torch.full(shape, -torch.inf, dtype=torch.float32, device=query.q.device)
     _run_logits(query, pool, page_table, row_req, c4_len, out, skip=0)
@@ -234,15 +200,15 @@ def _run_logits(
     launch = LAUNCH["logits"]
     per_row = min(max(triton.cdiv(PROGRAMS, rows), FEWEST_PER_ROW), MOST_PER_ROW, pages)
     _logits[(rows, per_row)](
-        query.q, query.weight, pool.view(torch.float8_e4m3fn), pool.view(torch.float32),
+        query.q, query.weight, *index_views(pool),
         page_table, row_req, c4_len, out,
         heads, page_table.stride(0), out.shape[1], pool.stride(0), skip,
         HP=max(16, triton.next_power_of_2(heads)),
-        num_warps=launch.num_warps, num_stages=launch.num_stages, **launch.constexprs,
+        **launch.keywords,
     )  # fmt: skip
 
 
-def index_topk(logits: Tensor, c4_len: Tensor, page_table: Tensor, row_req: Tensor, k: int) -> TopK:
+def index_topk(logits, c4_len, page_table, row_req, k):
     logits = logits.contiguous()
     rows, c_max = logits.shape
     slot = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
@@ -276,15 +242,7 @@ def index_topk(logits: Tensor, c4_len: Tensor, page_table: Tensor, row_req: Tens
         width, span = chunks * k, field * (k if first else span)
 
 
-def index_select(
-    query: IndexQuery,
-    pool: Tensor,
-    page_table: Tensor,
-    row_req: Tensor,
-    c4_len: Tensor,
-    c_max: int,
-    k: int,
-) -> TopK:
+def index_select(query, pool, page_table, row_req, c4_len, c_max, k):
     rows = query.q.shape[0]
     step = max(1, LOGITS_BYTES // (4 * max(c_max, 1)))
     parts = []
@@ -299,43 +257,3 @@ def index_select(
     if len(parts) == 1:
         return parts[0]
     return TopK(*(torch.cat(field) for field in zip(*parts, strict=True)))
-
-
-_POINTERS = {
-    "q": "*bf16", "w": "*fp32", "cos_sin": "*fp32", "pos": "*i64", "codes": "*fp8e4nv",
-    "weight": "*fp32", "scales": "*fp32", "page_table": "*i32", "row_req": "*i32",
-    "c4_len": "*i32", "out": "*fp32", "scores": "*fp32", "entries": "*i32", "slots": "*i32",
-    "lengths": "*i32", "out_scores": "*fp32", "out_entries": "*i32",
-}  # fmt: skip
-
-
-def _entry(
-    op: str, fn: Any, name: str = "", mma: bool = False, types: dict | None = None,
-    **constexprs: int,
-) -> AotEntry:  # fmt: skip
-    launch = LAUNCH[op]
-    constants = {**launch.constexprs, **constexprs}
-    arguments = [argument for argument in fn.arg_names if argument not in constants]
-    known = {**_POINTERS, "w_scale": "fp32", **(types or {})}
-    return AotEntry(
-        name=f"indexer.{name or op}",
-        fn=fn,
-        signature={argument: known.get(argument, "i32") for argument in arguments},
-        constexprs=constants,
-        divisible=tuple(a for a in arguments if a in _POINTERS or a == "stride"),
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        expects_mma=mma,
-        hot=True,
-    )
-
-
-AOT = [
-    _entry("query", _query),
-    _entry("logits", _logits, mma=True, types={"q": "*fp8e4nv"}, HP=64),
-    _entry("topk", _topk, "topk[only]", types={"entries": "*fp32", "out_scores": "*i32"},
-           K=512, FIRST=1, LAST=1),
-    _entry("topk", _topk, "topk[first]", types={"entries": "*fp32"}, K=512, FIRST=1, LAST=0),
-    _entry("topk", _topk, "topk[middle]", K=512, FIRST=0, LAST=0),
-    _entry("topk", _topk, "topk[last]", types={"out_scores": "*i32"}, K=512, FIRST=0, LAST=1),
-]  # fmt: skip

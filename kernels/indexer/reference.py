@@ -1,33 +1,22 @@
-"""Torch reference of K15-K17; also the CPU production path."""
-
-from functools import lru_cache
+"""Torch reference of the indexer; also the CPU production path."""
 
 import torch
 from torch import Tensor
 
-from dspark.kernels.indexer.pages import KEYS, WIDTH, load_index, quantise
+from dspark.kernels.common.index_pages import KEYS, WIDTH, hadamard, load_index, quantise
+from dspark.kernels.common.norm_rope import ROPE, rotate, rotation
 from dspark.kernels.indexer.types import IndexQuery, TopK
-from dspark.kernels.qkv.pages import ROPE
-from dspark.kernels.qkv.reference import rotate, rotation
 
 WORKSPACE_BYTES = 8 << 20  # of any one temporary
 
 
-@lru_cache(maxsize=8)
-def _hadamard_matrix(device: torch.device) -> Tensor:
-    """f64 [128, 128] orthonormal Hadamard matrix, Sylvester order."""
-    h = torch.ones(1, 1, dtype=torch.float64, device=device)
-    while h.shape[0] < WIDTH:
-        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
-    return h / WIDTH**0.5
-
-
-def hadamard(x: Tensor) -> Tensor:
-    """x f64 [..., 128] times the orthonormal Hadamard matrix: spreads outliers before fp8."""
-    return x @ _hadamard_matrix(x.device)
-
-
 def index_q(q: Tensor, w: Tensor, cos_sin: Tensor, pos: Tensor) -> IndexQuery:
+    """Prepare index queries: RoPE on the last 64 dims, Hadamard, e4m3, scales folded into w.
+
+    q: bf16 (served) or f32 (oracle) [T, Hi, 128]. w: [T, Hi] head weights, rounded to q's
+    dtype. cos_sin: f32 [max_positions, 64]. pos: i64 [T]. Raises ValueError for shapes that
+    disagree.
+    """
     x = q.double()
     x[..., -ROPE:] = rotate(x[..., -ROPE:], rotation(cos_sin, pos)[:, None])
     x = hadamard(x).float()
@@ -46,6 +35,12 @@ def index_logits(
     c4_len: Tensor,
     c_max: int,
 ) -> Tensor:
+    """f32 [T, c_max] index scores; -inf from the row's visible length on.
+
+    pool: index pool (`dspark.kernels.common.index_pages`). page_table: i32 [R, max_pages], entry j
+    of request r is key j % 64 of page page_table[r, j // 64]. row_req: i32 [T], -1 = padded.
+    c4_len: i32 [T] visible entries, <= c_max. Raises ValueError for shapes that disagree.
+    """
     rows, heads, _ = query.q.shape
     logits = torch.full((rows, c_max), -torch.inf, device=query.q.device)
     for request in row_req.unique().tolist():
@@ -73,6 +68,13 @@ def index_logits(
 
 
 def index_topk(logits: Tensor, c4_len: Tensor, page_table: Tensor, row_req: Tensor, k: int) -> TopK:
+    """The k largest scores of each row: exact, ties to the lower index, ascending, -1 tail.
+
+    NaN counts as -inf, so that it is chosen last and disturbs no other row.
+
+    logits: f32 [T, C] from `index_logits`. Rows with c4_len <= k take every visible entry.
+    Raises ValueError when k < 1 or shapes disagree.
+    """
     rows, width = logits.shape
     column = torch.arange(width, device=logits.device)
     chosen = column < c4_len[:, None]
@@ -103,8 +105,14 @@ def index_select(
     page_table: Tensor,
     row_req: Tensor,
     c4_len: Tensor,
+    c_max: int,
     k: int,
 ) -> TopK:
+    """`index_topk(index_logits(...))` with bounded temporaries, however long the prefill.
+
+    Skips the scores where c_max <= k: every visible entry is chosen anyway. Same arguments, same
+    result, same errors.
+    """
     rows = c4_len.shape[0]
     longest = int(c4_len.max()) if rows else 0
     width = max(longest, 1)

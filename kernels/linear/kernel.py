@@ -9,10 +9,11 @@ import triton
 import triton.language as tl
 
 from dspark.kernels.common.arrivals import arrival_counters, last_to_arrive
-from dspark.kernels.common.fp8 import to_e4m3
+from dspark.kernels.common.fp8 import AMAX_FLOOR, FP8_MAX
+from dspark.kernels.common.fp8_kernel import to_e4m3
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.linear.reference import AMAX_FLOOR, FP8_MAX, Fp8Weight
-from dspark.kernels.tooling.entries import AotEntry
+from dspark.kernels.common.swiglu_kernel import swiglu_values
+from dspark.kernels.linear.types import Fp8Weight
 
 BLOCK_K = 128  # one weight scale, one activation scale
 FEW_ROWS = 16
@@ -69,13 +70,6 @@ def _act_quant(
     codes, scale = _quantise(values.to(tl.float32), FLOOR, LIMIT, POW2)
     tl.store(q + row[:, None] * K + k[None, :], codes, mask=inside)
     tl.store(scales + row * tl.cdiv(K, GROUP) + group, scale, mask=row < rows)
-
-
-@triton.jit
-def swiglu_values(gate, up, limit):
-    gate = tl.minimum(gate, limit, tl.PropagateNan.ALL)
-    up = tl.clamp(up, -limit, limit, tl.PropagateNan.ALL)
-    return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
@@ -222,14 +216,13 @@ def split_k(outputs: int, k: int) -> int:
     return splits
 
 
-def act_quant(x, group, pow2):
+def act_quant(x, group=BLOCK_K, pow2=True):
     rows, k = x.shape
     q = torch.empty(rows, k, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, triton.cdiv(k, group), dtype=torch.float32, device=x.device)
     if rows:
         launch = LAUNCH["act_quant"]
-        block_m = launch.constexprs["BM"]
-        _act_quant[(triton.cdiv(k, group), triton.cdiv(rows, block_m))](
+        _act_quant[(triton.cdiv(k, group), triton.cdiv(rows, launch.constexprs["BM"]))](
             x,
             q,
             scales,
@@ -240,49 +233,55 @@ def act_quant(x, group, pow2):
             POW2=pow2,
             FLOOR=AMAX_FLOOR,
             LIMIT=FP8_MAX,
-            BM=block_m,
-            num_warps=launch.num_warps,
+            **launch.keywords,
         )
     return q, scales
 
 
-def fp8_linear(x, w, out_dtype, parts=None):
-    scales = None
-    if x.shape[0] > DECODE_ROWS:
-        x, scales = act_quant(x, BLOCK_K, True)
-        out_dtype = out_dtype or torch.bfloat16
-    return _launch(x.unsqueeze(1), scales, w, out_dtype, w8a8=True, parts=parts)
+def fp8_linear(x, w, out_dtype=None):
+    return _fp8(x, w, out_dtype)
 
 
-def swiglu_linear(gate_up, w, limit, act_dtype, out_dtype):
+def fp8_linear_parts(x, w, parts, out_dtype=None):
+    return _apart(_fp8(x, w, out_dtype, parts), parts)
+
+
+def bf16_linear(x, w, out_dtype=None):
+    return _launch(x.unsqueeze(1), None, w, out_dtype)
+
+
+def bf16_linear_parts(x, w, parts, out_dtype=None):
+    return _apart(_launch(x.unsqueeze(1), None, w, out_dtype, parts=parts), parts)
+
+
+def grouped_linear(o, w):
+    return _launch(o, None, w, None)
+
+
+def swiglu_linear(gate_up, w, limit, *, act_dtype, out_dtype=None):
     if gate_up.shape[0] > DECODE_ROWS:
-        return fp8_linear(swiglu(gate_up, limit, act_dtype), w, out_dtype)
+        return fp8_linear(swiglu(gate_up, limit, out_dtype=act_dtype), w, out_dtype)
     out_dtype = out_dtype or act_dtype
     return _launch(gate_up.unsqueeze(1), None, w, out_dtype, w8a8=True, limit=limit)
 
 
-def swiglu(gate_up, limit, out_dtype):
+def swiglu(gate_up, limit, *, out_dtype):
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=out_dtype, device=gate_up.device)
     if out.numel():
         launch = LAUNCH["swiglu"]
-        block = launch.constexprs["BLOCK"]
-        _swiglu[(triton.cdiv(out.numel(), block),)](
-            gate_up, out, out.numel(), limit, width, block, num_warps=launch.num_warps
+        _swiglu[(triton.cdiv(out.numel(), launch.constexprs["BLOCK"]),)](
+            gate_up, out, out.numel(), limit, width, **launch.keywords
         )
     return out
 
 
-def bf16_linear(x, w, out_dtype, parts=None):
-    return _launch(x.unsqueeze(1), None, w, out_dtype, parts=parts)
-
-
-def fp8_linear_parts(x, w, parts, out_dtype):
-    return _apart(fp8_linear(x, w, out_dtype, parts), parts)
-
-
-def bf16_linear_parts(x, w, parts, out_dtype):
-    return _apart(bf16_linear(x, w, out_dtype, parts), parts)
+def _fp8(x, w, out_dtype, parts=None):
+    scales = None
+    if x.shape[0] > DECODE_ROWS:
+        x, scales = act_quant(x)
+        out_dtype = out_dtype or torch.bfloat16
+    return _launch(x.unsqueeze(1), scales, w, out_dtype, w8a8=True, parts=parts)
 
 
 def _apart(y, parts):
@@ -290,10 +289,6 @@ def _apart(y, parts):
     rows = y.shape[0]
     blocks = y.view(-1).split([rows * part for part in parts])
     return tuple(block.view(rows, part) for block, part in zip(blocks, parts, strict=True))
-
-
-def grouped_linear(o, w):
-    return _launch(o, None, w, None)
 
 
 def _launch(x, x_scales, w, out_dtype, w8a8=False, limit=None, parts=None):
@@ -342,11 +337,8 @@ def _launch(x, x_scales, w, out_dtype, w8a8=False, limit=None, parts=None):
         W8A8=w8a8,
         FLOOR=AMAX_FLOOR,
         LIMIT=FP8_MAX,
-        BM=block_m,
-        BN=block_n,
         BK=BLOCK_K,
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
+        **launch.keywords,
     )
     return y
 
@@ -366,113 +358,6 @@ def rms_norm(x, w, eps):
             width,
             flat.stride(0),
             BLOCK=triton.next_power_of_2(width),
-            num_warps=LAUNCH["rms_norm"].num_warps,
+            **LAUNCH["rms_norm"].keywords,
         )
     return y
-
-
-def _aot() -> list[AotEntry]:
-    """The matrices of one rank of the 4096-wide model, in both decode tiles and in prefill."""
-    numbers = {"rows": "i32", "width": "i32", "groups": "i32", "x_stride": "i32"}
-
-    def linear(kind, regime, outputs, k, out, parts=None):
-        storage = "bf16" if kind == "bf16" else "fp8"
-        launch = LAUNCH[f"{storage}.{'few' if regime == 'few' else 'many'}"]
-        splits = split_k(outputs, k)
-        fp8, codes = kind != "bf16", kind == "w8a8" and regime == "prefill"
-        grid_splits = 1 if regime == "prefill" else splits
-        fused = kind == "swiglu"
-        x = "*fp8e4nv" if codes else "*fp32" if fused else "*bf16"
-        signature = {"x": x, "y": out, "arrivals": "*i32"}
-        signature["w"] = "*fp8e4nv" if fp8 else "*bf16"
-        absent: dict[str, None] = {}
-        bounds = ("second", "third")
-        if parts is None:
-            absent |= dict.fromkeys(bounds)
-        else:
-            signature |= dict.fromkeys(bounds, "i32")
-        for name, present in (
-            ("x_scales", codes),
-            ("w_scales", fp8),
-            ("partials", grid_splits > 1),
-        ):
-            if present:
-                signature[name] = "*fp32"
-            else:
-                absent[name] = None
-        if fused:
-            signature["limit"] = "fp32"
-        else:
-            absent["limit"] = None
-        constexprs = {
-            "K": k,
-            "SPLITS": splits,
-            "GRID_SPLITS": grid_splits,
-            "W8A8": kind in ("w8a8", "swiglu"),
-            "FLOOR": AMAX_FLOOR,
-            "LIMIT": FP8_MAX,
-            "BK": BLOCK_K,
-            **launch.constexprs,
-            **absent,
-        }
-        rows = "+".join(map(str, parts or [outputs]))
-        name = f"linear.linear[{kind} {rows}x{k}, {regime}]"
-        # Prefill spills a little where K has four parts: 8 warps would not, but spill elsewhere.
-        hot = regime != "prefill"
-        return entry(name, _linear, launch, signature | numbers, constexprs, mma=True, hot=hot)
-
-    def entry(name, fn, launch, signature, constexprs, mma=False, hot=True):
-        unaligned = ("rows", "groups", "eps", "count", "limit")
-        return AotEntry(
-            name=name,
-            fn=fn,
-            signature=signature,
-            constexprs=constexprs,
-            divisible=tuple(n for n in signature if n not in unaligned),
-            num_warps=launch.num_warps,
-            num_stages=launch.num_stages,
-            expects_mma=mma,
-            hot=hot,
-        )
-
-    matrices = [
-        ("w8a8", 512, 4096, "*bf16"),
-        ("w8a8", 4096, 1024, "*bf16"),
-        ("w8a8", 4096, 256, "*fp32"),
-        ("w8a16", 1024, 4096, "*bf16"),
-        ("bf16", 256, 4096, "*fp32"),
-        ("bf16", 16160, 4096, "*fp32"),
-    ]
-    stacked = [
-        ("w8a8", (1024, 512), 4096, "*bf16"),
-        ("w8a8", (4096, 8192), 1024, "*bf16"),
-        ("bf16", (2048, 512, 64), 4096, "*fp32"),
-    ]
-    quantise = {"x": "*bf16", "q": "*fp8e4nv", "scales": "*fp32", "rows": "i32", "x_stride": "i32"}
-    norm = {"x": "*bf16", "w": "*bf16", "y": "*bf16", "eps": "fp32", "width": "i32"}
-    activation = {"gate_up": "*fp32", "out": "*bf16", "count": "i32", "limit": "fp32"}
-    rows_of_256 = {"WIDTH": 256, **LAUNCH["swiglu"].constexprs}
-    group = {"K": 4096, "GROUP": BLOCK_K, "POW2": True, "FLOOR": AMAX_FLOOR, "LIMIT": FP8_MAX}
-    group |= LAUNCH["act_quant"].constexprs
-    return [
-        *(linear(kind, r, n, k, out) for kind, n, k, out in matrices for r in ("few", "many")),
-        *(linear(kind, "prefill", n, k, out) for kind, n, k, out in matrices),
-        *(
-            linear(kind, regime, sum(parts), k, out, parts)
-            for kind, parts, k, out in stacked
-            for regime in ("few", "many", "prefill")
-        ),
-        linear("swiglu", "few", 4096, 256, "*fp32"),
-        entry("linear.swiglu", _swiglu, LAUNCH["swiglu"], activation, rows_of_256),
-        entry("linear.act_quant", _act_quant, LAUNCH["act_quant"], quantise, group),
-        entry(
-            "linear.rms_norm",
-            _rms_norm,
-            LAUNCH["rms_norm"],
-            norm | {"x_stride": "i32"},
-            {"BLOCK": 4096},
-        ),
-    ]
-
-
-AOT = _aot()

@@ -4,21 +4,18 @@ Products of two bf16 or fp8 numbers are exact in fp64 and their sums nearly alwa
 what makes one row alone, inside six and inside forty-eight come out with the same bits.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
-from dspark.kernels.linear.types import Fp8Weight
+from dspark.kernels.common.fp8 import AMAX_FLOOR, FP8_MAX
+from dspark.kernels.common.row_chunks import over_rows
+from dspark.kernels.common.swiglu import swiglu_values
+from dspark.kernels.linear.types import Bf16Weight, Fp8Weight
 
 FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
 GROUP = 128  # columns per activation scale; weight blocks are GROUP x GROUP
-AMAX_FLOOR = 1e-4
-ROW_CHUNK = 512  # rows per fp64 temporary in prefill
-
-
-def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:
-    """E8M0 bytes to f32 powers of two; byte 0 is 0.0, byte 255 is inf (refused when loading)."""
-    return (codes.view(torch.uint8).to(torch.int32) << 23).view(torch.float32)
 
 
 def dequantise_fp8(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -33,7 +30,15 @@ def ceil_pow2(x: torch.Tensor) -> torch.Tensor:
     return ((x.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
 
 
-def act_quant(x, group=GROUP, pow2=True):
+def act_quant(
+    x: torch.Tensor, group: int = GROUP, pow2: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise activations per row and column group.
+
+    x: bf16 or f32 [T, K]. Returns codes e4m3 [T, K] and scales f32 [T, ceil(K/group)] with
+    scale = max(amax, 1e-4)/448, rounded up to a power of two when `pow2` (checkpoints with
+    `scale_fmt: ue8m0`); x is close to codes * scale.
+    """
     rows, k = x.shape
     groups = -(-k // group)
     values = x.float()
@@ -59,27 +64,56 @@ def quantised_activation(x: torch.Tensor) -> torch.Tensor:
     return (codes.double().view(rows, k // GROUP, GROUP) * scale.unsqueeze(-1)).view(rows, k)
 
 
-def fp8_linear(x, w, out_dtype=None):
+def fp8_linear(x: torch.Tensor, w: Fp8Weight, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """y = x @ w.T with activations quantised per 128 columns.
+
+    x: bf16 [T, K] (f32: oracle, unquantised). Returns [T, N] in `out_dtype`, by default x's
+    dtype. Raises ValueError when K differs.
+    """
     dtype = out_dtype or x.dtype
     dense = dequantise_fp8(w.codes, w.scales) if w.dense is None else w.dense
     return over_rows(lambda rows: torch.mm(quantised_activation(rows), dense.t()).to(dtype), x)
 
 
-def bf16_linear(x, w, out_dtype=None):
+def bf16_linear(
+    x: torch.Tensor, w: Bf16Weight, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """y = x @ w.T without quantisation.
+
+    x: bf16 or f32 [T, K]. Returns [T, N] in `out_dtype`, by default x's dtype. Raises ValueError
+    when K differs.
+    """
     dtype = out_dtype or x.dtype
     dense = w.weight.double() if w.dense is None else w.dense
     return over_rows(lambda rows: torch.mm(rows.double(), dense.t()).to(dtype), x)
 
 
-def fp8_linear_parts(x, w, parts, out_dtype=None):
+def fp8_linear_parts(
+    x: torch.Tensor, w: Fp8Weight, parts: Sequence[int], out_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, ...]:
+    """`fp8_linear` with two or three matrices stacked in w, in one launch.
+
+    parts: outputs of each matrix; all but the last are multiples of 128, so that no block of
+    weight scales and no program spans two. Returns one [T, part] each, contiguous on a GPU.
+    Raises ValueError when K differs or `parts` do not fit N.
+    """
     return fp8_linear(x, w, out_dtype).split(parts, 1)
 
 
-def bf16_linear_parts(x, w, parts, out_dtype=None):
+def bf16_linear_parts(
+    x: torch.Tensor, w: Bf16Weight, parts: Sequence[int], out_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, ...]:
+    """`bf16_linear` with two or three matrices stacked in w, as `fp8_linear_parts`."""
     return bf16_linear(x, w, out_dtype).split(parts, 1)
 
 
-def grouped_linear(o, w):
+def grouped_linear(o: torch.Tensor, w: Fp8Weight | Bf16Weight) -> torch.Tensor:
+    """Group g of the attention output times its own rows of `wo_a`.
+
+    o: bf16 or f32 [T, G, K]; w: [G*Ro, K]. FP8 storage is dequantised and the activation stays
+    unquantised, as the model defines it. Returns [T, G*Ro] in o's dtype. Raises ValueError when K
+    differs or G does not divide the weight rows.
+    """
     groups, k = o.shape[1], o.shape[2]
     if w.dense is not None:
         dense = w.dense
@@ -94,22 +128,36 @@ def grouped_linear(o, w):
     return over_rows(project, o)
 
 
-def swiglu(gate_up, limit, out_dtype):
+def swiglu(gate_up: torch.Tensor, limit: float, *, out_dtype: torch.dtype) -> torch.Tensor:
+    """silu(min(gate, limit)) * clamp(up, -limit, limit).
+
+    gate_up: f32 [T, 2I], gate first, contiguous. Returns [T, I] in `out_dtype`: the activation
+    dtype of the model, because a following FP8 linear takes f32 to mean the unquantised oracle.
+    """
     gate, up = gate_up.double().chunk(2, dim=-1)
-    return (F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)).to(out_dtype)
+    return swiglu_values(gate, up, limit).to(out_dtype)
 
 
-def swiglu_linear(gate_up, w, limit, act_dtype, out_dtype):
-    return fp8_linear(swiglu(gate_up, limit, act_dtype), w, out_dtype)
+def swiglu_linear(
+    gate_up: torch.Tensor,
+    w: Fp8Weight,
+    limit: float,
+    *,
+    act_dtype: torch.dtype,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """fp8_linear(swiglu(gate_up, limit, out_dtype=act_dtype), w, out_dtype) in one launch.
+
+    gate_up: f32 [T, 2K], gate first, contiguous; w: [N, K]. Returns [T, N] in `out_dtype`, by
+    default `act_dtype`. Raises ValueError when K differs.
+    """
+    return fp8_linear(swiglu(gate_up, limit, out_dtype=act_dtype), w, out_dtype)
 
 
-def rms_norm(x, w, eps):
+def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * w over the last axis, rounded once to x's dtype.
+
+    x: bf16 or f32 [..., N]; w: [N]. Raises ValueError when N differs.
+    """
     weight = w.double()
     return over_rows(lambda rows: F.rms_norm(rows.double(), w.shape, weight, eps).to(x.dtype), x)
-
-
-def over_rows(function, x: torch.Tensor) -> torch.Tensor:
-    """Apply a row-wise function in chunks, to bound its fp64 temporaries."""
-    if x.shape[0] <= ROW_CHUNK:
-        return function(x)
-    return torch.cat([function(rows) for rows in x.split(ROW_CHUNK)])

@@ -1,14 +1,16 @@
-"""K20-K22: routing and MXFP4 experts.
+"""Routing and MXFP4 experts.
 
 A bf16 activation runs the served arithmetic (bf16 input and bf16 hidden, wide accumulation). An
-f32 activation runs the oracle without intermediate rounding (CPU only).
+f32 activation runs the oracle without intermediate rounding.
 """
 
 import torch
+from torch import Tensor
 
-from dspark.kernels.common.dispatch import use_triton
-from dspark.kernels.moe import kernel, reference
-from dspark.kernels.moe.reference import SCALE_GROUP, ExpertWeights, Route, dequantise_mxfp4
+from dspark.kernels.common.dispatch import op, use_triton
+from dspark.kernels.moe import reference
+from dspark.kernels.moe.reference import SCALE_GROUP, dequantise_mxfp4
+from dspark.kernels.moe.types import ExpertWeights, Route
 from dspark.kernels.moe.words import LARGEST_SCALE, streamed
 
 __all__ = [
@@ -21,9 +23,7 @@ __all__ = [
 ]
 
 
-def prepare_experts(
-    w13: torch.Tensor, s13: torch.Tensor, w2: torch.Tensor, s2: torch.Tensor
-) -> ExpertWeights:
+def prepare_experts(w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor) -> ExpertWeights:
     """Pack the MXFP4 experts of a layer.
 
     w13: u8 [E, 2I, Hd/2] (`experts.*.w1` rows then `.w3` rows), s13: E8M0 u8 [E, 2I, Hd/32];
@@ -57,46 +57,15 @@ def prepare_experts(
     return ExpertWeights(w13, s13, w2, s2, dequantise_mxfp4(w13, s13), dequantise_mxfp4(w2, s2))
 
 
-def route(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    tid2eid: torch.Tensor | None,
-    token_ids: torch.Tensor,
-    k: int,
-    scale: float,
-    renormalise: bool = True,
-) -> Route:
-    """K20: choose k experts per row by sqrt(softplus(logits)).
-
-    logits: f32 [T, E]; bias: f32 [E], added for the choice only, ties go to the smaller id;
-    tid2eid: i32 [vocab, k] replaces the choice in hash layers; token_ids: i64 [T], negative on
-    padded rows; all contiguous. Weights are the unbiased scores, divided by (their sum + 1e-20)
-    when `renormalise`, times `scale`. Raises ValueError when k exceeds E or the rows disagree.
-    """
+def _choice_fits(logits: Tensor, token_ids: Tensor, k: int) -> None:
     if k > logits.shape[1] or token_ids.shape[0] != logits.shape[0]:
         raise ValueError(
             f"Cannot choose {k} experts from logits {tuple(logits.shape)} "
             f"for {token_ids.shape[0]} tokens."
         )
-    return (kernel if use_triton(logits) else reference).route(
-        logits, bias, tid2eid, token_ids, k, scale, renormalise
-    )
 
 
-def moe_mxfp4(
-    x: torch.Tensor,
-    experts: ExpertWeights,
-    route: Route,
-    limit: float,
-    shared: torch.Tensor | None,
-) -> torch.Tensor:
-    """K21+K22: y = sum_k weight_k * expert_k(x) + shared, this rank's part of the sum.
-
-    x: bf16 or f32 [T, Hd]; limit: the SwiGLU clamp; shared: [T, Hd] output of the shared expert
-    in f32 or x's dtype; all contiguous. Slots are added in ascending expert id, shared last,
-    rounded once to x's dtype; rows whose experts are all -1 return `shared` (or 0). Raises
-    ValueError when the shapes disagree.
-    """
+def _rows_fit(x: Tensor, experts: ExpertWeights, route: Route, shared: Tensor | None) -> None:
     if x.shape[1] != experts.hidden or route.experts.shape[0] != x.shape[0]:
         raise ValueError(
             f"Activation {tuple(x.shape)} fits neither experts of hidden width {experts.hidden} "
@@ -104,6 +73,12 @@ def moe_mxfp4(
         )
     if not x.is_contiguous() or not (shared is None or shared.is_contiguous()):
         raise ValueError("Expert inputs must be contiguous.")
-    # The oracle's f32 activations always take the reference.
-    served = use_triton(x) and x.dtype == torch.bfloat16
-    return (kernel if served else reference).moe_mxfp4(x, experts, route, limit, shared)
+
+
+def _is_oracle(x: Tensor) -> bool:
+    """The oracle's f32 activations always take the reference."""
+    return x.dtype != torch.bfloat16
+
+
+route = op(reference.route, check=_choice_fits)
+moe_mxfp4 = op(reference.moe_mxfp4, check=_rows_fit, reference_if=_is_oracle)

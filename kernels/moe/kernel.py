@@ -15,11 +15,10 @@ import triton
 import triton.language as tl
 
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.linear.kernel import swiglu_values
+from dspark.kernels.common.swiglu_kernel import swiglu_values
 from dspark.kernels.moe.products import ADD_IN_ORDER, TILE, add_8, place, products
-from dspark.kernels.moe.reference import Route
+from dspark.kernels.moe.types import Route
 from dspark.kernels.moe.words import block_columns
-from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {
     "gate_up.few": LaunchConfig(4, 3, {"BI": 8}),
@@ -404,7 +403,7 @@ def route(logits, bias, tid2eid, token_ids, k, scale, renormalise=True):
             SLOTS=triton.next_power_of_2(k),
             EXPERTS=triton.next_power_of_2(count),
             RENORMALISE=renormalise,
-            num_warps=LAUNCH["route"].num_warps,
+            **LAUNCH["route"].keywords,
         )
     return chosen
 
@@ -453,10 +452,8 @@ def _few(x, experts, route, limit, shared, h, y):
         WIDTH=width,
         SPLITS=splits,
         ADD=ADD_IN_ORDER[splits],
-        BI=block_i,
         BK=block_columns(hidden),
-        num_warps=first.num_warps,
-        num_stages=first.num_stages,
+        **{**first.keywords, "BI": block_i},
     )
     _down_of_row[(hidden // block_n, rows)](
         h,
@@ -469,10 +466,8 @@ def _few(x, experts, route, limit, shared, h, y):
         TOPK=topk,
         HIDDEN=hidden,
         WIDTH=width,
-        BN=block_n,
         BK=block_columns(width),
-        num_warps=second.num_warps,
-        num_stages=second.num_stages,
+        **{**second.keywords, "BN": block_n},
     )
 
 
@@ -505,11 +500,8 @@ def _many(x, experts, route, limit, shared, h, y):
         WIDTH=width,
         SPLITS=splits,
         PAIRS=lanes,
-        BM=first.constexprs["BM"],
-        BI=block_i,
         BK=block_columns(hidden),
-        num_warps=first.num_warps,
-        num_stages=first.num_stages,
+        **{**first.keywords, "BI": block_i},
     )
 
     second, combine = LAUNCH[f"down.{regime}"], LAUNCH["combine"]
@@ -534,11 +526,8 @@ def _many(x, experts, route, limit, shared, h, y):
             HIDDEN=hidden,
             WIDTH=width,
             PAIRS=lanes,
-            BM=second.constexprs["BM"],
-            BN=block_n,
             BK=block_columns(width),
-            num_warps=second.num_warps,
-            num_stages=second.num_stages,
+            **{**second.keywords, "BN": block_n},
         )
         block_c = largest_block(width_now, combine.constexprs["BN"])
         _combine[(width_now // block_c, triton.cdiv(rows, block_t))](
@@ -551,14 +540,12 @@ def _many(x, experts, route, limit, shared, h, y):
             columns,
             hidden,
             TOPK=topk,
-            BT=block_t,
-            BN=block_c,
-            num_warps=combine.num_warps,
+            **{**combine.keywords, "BN": block_c},
         )
 
 
 def sorted_tiles(experts: torch.Tensor, count: int, tile_rows: int):
-    """K21: pairs sorted by expert and cut into tiles, without a host sync.
+    """Pairs sorted by expert and cut into tiles, without a host sync.
 
     experts: i32 [pairs], -1 for none. Returns order i32 [pairs] (stable) and tiles i32
     [pairs//tile_rows + count, 3]: expert, first and last+1 place in `order`; spare tiles are empty.
@@ -575,117 +562,3 @@ def sorted_tiles(experts: torch.Tensor, count: int, tile_rows: int):
     start = bounds[expert] + (tile - first_tile) * tile_rows
     end = torch.minimum(bounds[expert + 1], start + tile_rows)
     return order.int(), torch.stack((expert, start, end), 1).int()
-
-
-def _aot() -> list[AotEntry]:
-    """One rank of the 256-expert model: hidden 4096, width 256 of 2048, six experts a row."""
-    hidden, width, topk = 4096, 256, 6
-    common = {"experts": "*i32", "tiles": "*i32", "order": "*i32", "pairs": "i32"}
-    gate_up = common | {
-        "x": "*bf16",
-        "w13": "*i32",
-        "s13": "*u8",
-        "h": "*bf16",
-        "limit": "fp32",
-    }
-    down = common | {
-        "h": "*bf16",
-        "w2": "*i32",
-        "s2": "*u8",
-        "weights": "*fp32",
-        "slots": "*fp32",
-        "shared": "*bf16",
-        "y": "*bf16",
-        "first_column": "i32",
-        "columns": "i32",
-    }
-    combine = down | {"rows": "i32", "hidden": "i32"}
-    route = {
-        "logits": "*fp32",
-        "bias": "*fp32",
-        "tid2eid": "*i32",
-        "token_ids": "*i64",
-        "weights": "*fp32",
-        "experts": "*i32",
-        "count": "i32",
-        "factor": "fp32",
-    }
-    choice = {"TOPK": topk, "SLOTS": 8, "EXPERTS": 256, "RENORMALISE": True}
-
-    def entry(name, fn, launch, types, constexprs, mma=False):
-        unaligned = ("pairs", "rows", "limit", "factor")
-        signature = {n: types[n] for n in fn.arg_names if n in types and n not in constexprs}
-        return AotEntry(
-            name=f"moe.{name}",
-            fn=fn,
-            signature=signature,
-            constexprs=constexprs,
-            divisible=tuple(n for n in signature if n not in unaligned),
-            num_warps=LAUNCH[launch].num_warps,
-            num_stages=LAUNCH[launch].num_stages,
-            expects_mma=mma,
-            hot=True,
-        )
-
-    sizes = {"HIDDEN": hidden, "WIDTH": width, "BK": block_columns(hidden)}
-    first = sizes | {"TOPK": topk, "SPLITS": hidden_splits(hidden)}
-    entries = [
-        entry(
-            "gate_up[few]",
-            _gate_up_of_pair,
-            "gate_up.few",
-            gate_up,
-            {
-                **first,
-                "ADD": ADD_IN_ORDER[hidden_splits(hidden)],
-                **LAUNCH["gate_up.few"].constexprs,
-            },
-            mma=True,
-        ),
-        *(
-            entry(
-                f"down[{regime}]",
-                _down_of_row,
-                f"down.{regime}",
-                down,
-                {**sizes, "TOPK": topk, **LAUNCH[f"down.{regime}"].constexprs},
-                mma=True,
-            )
-            for regime in ("one", "few")
-        ),
-    ]
-    for regime, lanes in (("many", MANY_PAIRS), ("sorted", 0), ("prefill", 0)):
-        found = {"PAIRS": lanes} | ({"tiles": None, "order": None} if lanes else {})
-        entries += [
-            entry(
-                f"gate_up[{regime}]",
-                _gate_up,
-                f"gate_up.{regime}",
-                gate_up,
-                {**first, **found, **LAUNCH[f"gate_up.{regime}"].constexprs},
-                mma=True,
-            ),
-            entry(
-                f"down[{regime}]",
-                _down,
-                f"down.{regime}",
-                down,
-                {**sizes, **found, **LAUNCH[f"down.{regime}"].constexprs},
-                mma=True,
-            ),
-        ]
-    return [
-        *entries,
-        entry(
-            "combine",
-            _combine,
-            "combine",
-            combine,
-            {"TOPK": topk, **LAUNCH["combine"].constexprs},
-        ),
-        entry("route[bias]", _route, "route", route, {**choice, "tid2eid": None}),
-        entry("route[hash]", _route, "route", route, {**choice, "bias": None}),
-    ]
-
-
-AOT = _aot()

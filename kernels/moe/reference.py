@@ -1,50 +1,15 @@
 """Torch mixture of experts: deterministic routing and MXFP4 experts in fp64."""
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 
-from dspark.kernels.linear.reference import decode_e8m0, swiglu
+from dspark.kernels.common.fp8 import decode_e8m0
+from dspark.kernels.common.swiglu import swiglu_values
+from dspark.kernels.moe.types import ExpertWeights, Route
 
 SCALE_GROUP = 32  # columns per E8M0 scale of an MXFP4 row
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # codes 0..7; bit 3 is the sign
 ROW_CHUNK = 256  # rows per fp64 temporary in prefill
-
-
-class ExpertWeights(NamedTuple):
-    """Routed experts of one layer, one rank's slice of I.
-
-    For the reference as in the checkpoint (low nibble = even column), on a CPU decoded once; for
-    the kernels rearranged into tiles [E, N/16, blocks, 16, ...] of words i32 and of scales u8
-    (`words.py`).
-    """
-
-    w13: torch.Tensor  # u8 [E, 2I, Hd/2]: gate rows then up rows
-    s13: torch.Tensor  # u8 E8M0 [E, 2I, Hd/32]
-    w2: torch.Tensor  # u8 [E, Hd, I/2]
-    s2: torch.Tensor  # u8 E8M0 [E, Hd, I/32]
-    dense13: torch.Tensor | None  # f64 [E, 2I, Hd]
-    dense2: torch.Tensor | None  # f64 [E, Hd, I]
-
-    @property
-    def hidden(self) -> int:
-        return _rows(self.w2)
-
-    @property
-    def width(self) -> int:
-        return _rows(self.w13) // 2
-
-
-def _rows(matrix: torch.Tensor) -> int:
-    return matrix.shape[1] * (matrix.shape[3] if matrix.ndim == 5 else 1)
-
-
-class Route(NamedTuple):
-    """Experts of each row in ascending id, which is also the order of the final sum."""
-
-    weights: torch.Tensor  # f32 [T, k]
-    experts: torch.Tensor  # i32 [T, k]; -1 with weight 0 on padded rows
 
 
 def dequantise_mxfp4(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -55,7 +20,22 @@ def dequantise_mxfp4(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
     return (values * decode_e8m0(scales).double().unsqueeze(-1)).flatten(-2)
 
 
-def route(logits, bias, tid2eid, token_ids, k, scale, renormalise=True):
+def route(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    tid2eid: torch.Tensor | None,
+    token_ids: torch.Tensor,
+    k: int,
+    scale: float,
+    renormalise: bool = True,
+) -> Route:
+    """Choose k experts per row by sqrt(softplus(logits)).
+
+    logits: f32 [T, E]; bias: f32 [E], added for the choice only, ties go to the smaller id;
+    tid2eid: i32 [vocab, k] replaces the choice in hash layers; token_ids: i64 [T], negative on
+    padded rows; all contiguous. Weights are the unbiased scores, divided by (their sum + 1e-20)
+    when `renormalise`, times `scale`. Raises ValueError when k exceeds E or the rows disagree.
+    """
     scores = torch.sqrt(F.softplus(logits.double())).float()
     if tid2eid is None:
         ranked = scores if bias is None else scores + bias
@@ -72,7 +52,20 @@ def route(logits, bias, tid2eid, token_ids, k, scale, renormalise=True):
     return Route(weights, experts.int().masked_fill_(padded, -1))
 
 
-def moe_mxfp4(x, experts, route, limit, shared):
+def moe_mxfp4(
+    x: torch.Tensor,
+    experts: ExpertWeights,
+    route: Route,
+    limit: float,
+    shared: torch.Tensor | None,
+) -> torch.Tensor:
+    """y = sum_k weight_k * expert_k(x) + shared, this rank's part of the sum.
+
+    x: bf16 or f32 [T, Hd]; limit: the SwiGLU clamp; shared: [T, Hd] output of the shared expert
+    in f32 or x's dtype; all contiguous. Slots are added in ascending expert id, shared last,
+    rounded once to x's dtype; rows whose experts are all -1 return `shared` (or 0). Raises
+    ValueError when the shapes disagree.
+    """
     if experts.w13.ndim != 3:
         raise ValueError("The reference cannot read experts that were rearranged for the kernels.")
     if x.shape[0] <= ROW_CHUNK:
@@ -96,8 +89,11 @@ def _moe_rows(x, experts, route, limit, shared):
 
     hidden = x.double()[order // k]
     hidden = _per_expert(hidden, counts[1:], experts.dense13, experts.w13, experts.s13)
-    hidden = swiglu(hidden, limit, torch.float64 if x.dtype == torch.float32 else x.dtype)
-    hidden = _per_expert(hidden.double(), counts[1:], experts.dense2, experts.w2, experts.s2)
+    gate, up = hidden.chunk(2, dim=-1)
+    hidden = swiglu_values(gate, up, limit)
+    if x.dtype != torch.float32:  # the oracle does not round it
+        hidden = hidden.to(x.dtype).double()
+    hidden = _per_expert(hidden, counts[1:], experts.dense2, experts.w2, experts.s2)
 
     slots = hidden.new_zeros(x.shape[0] * k, x.shape[1])
     slots[order] = hidden

@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from dspark.kernels.moe.reference import SCALE_GROUP, ExpertWeights
+from dspark.kernels.moe.reference import SCALE_GROUP
+from dspark.kernels.moe.types import ExpertWeights
 
 TILE_ROWS = 16  # of weights, as an mma takes them
 WORDS_OF_GROUP = 4

@@ -1,4 +1,4 @@
-"""Torch reference of K10 and K11; also the CPU production path.
+"""Torch reference of the query and latent ops; also the CPU production path.
 
 Every reduction runs in f64 and is rounded once, so a row's bits never depend on the other rows.
 """
@@ -6,27 +6,16 @@ Every reduction runs in f64 and is rounded once, so a row's bits never depend on
 import torch
 from torch import Tensor
 
-from dspark.kernels.qkv.pages import NOPE, ROPE, store_slots
+from dspark.kernels.common.kv_pages import NOPE, store_slots
+from dspark.kernels.common.norm_rope import rms_scale, rotate, rotation
 
 
-def rotation(cos_sin: Tensor, pos: Tensor) -> Tensor:
-    """c128 [T, 32] factors cos + i sin of each row's position."""
-    row = cos_sin[pos.long()].double()
-    return torch.complex(row[:, : ROPE // 2], row[:, ROPE // 2 :])
+def q_norm_rope(q: Tensor, cos_sin: Tensor, pos: Tensor, eps: float = 1e-6) -> Tensor:
+    """Weightless RMS norm of each query head, then RoPE at the row's position.
 
-
-def rotate(x: Tensor, factors: Tensor) -> Tensor:
-    """Rotate pairs (2i, 2i+1) of x f64 [..., 64] by c128 factors broadcastable to [..., 32]."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * factors).flatten(-2)
-
-
-def rms_scale(x: Tensor, eps: float) -> Tensor:
-    """f64 [..., 1] reciprocal root mean square of x f64 [..., N]."""
-    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-
-def q_norm_rope(q: Tensor, cos_sin: Tensor, pos: Tensor, eps: float) -> Tensor:
+    q: bf16 (served) or f32 (oracle) [T, H, 512]. pos: i64 [T]. Returns the same shape and dtype.
+    Raises ValueError for another head width or a pos of another length.
+    """
     x = q.double()
     # Served arithmetic rounds the normed query before it is rotated (a no-op for f32 oracles).
     normed = (x * rms_scale(x, eps)).to(q.dtype)
@@ -36,6 +25,11 @@ def q_norm_rope(q: Tensor, cos_sin: Tensor, pos: Tensor, eps: float) -> Tensor:
 
 
 def inv_rope(o: Tensor, cos_sin: Tensor, pos: Tensor) -> Tensor:
+    """Undo on the attention output the rotation that the values carried (K = V).
+
+    o: [T, H, 512]. pos: i64 [T], the query's position. Returns the same shape and dtype.
+    `mla_sparse` already applies it when given `cos_sin`. Raises ValueError as `q_norm_rope`.
+    """
     rope = o[..., NOPE:].double()
     back = rotate(rope, rotation(cos_sin, pos).conj()[:, None]).to(o.dtype)
     return torch.cat([o[..., :NOPE], back], -1)
@@ -49,9 +43,34 @@ def kv_norm_rope_store(
     loc: Tensor,
     pool: Tensor,
     slots_per_page: int,
-    eps: float,
+    eps: float = 1e-6,
 ) -> None:
+    """Weighted RMS norm of the latent, RoPE, store in the pool.
+
+    kv: bf16 or f32 [T, 512], rows may be strided. norm_w: [512]. pos: i64 [T]. loc: i32 [T] slot,
+    -1 = padded row, not stored. pool: uint8 packed or float32 plain, changed in place. Everything
+    stays f32 until the store. Raises ValueError for a shape mismatch.
+    """
     x = kv.double()
     x = x * rms_scale(x, eps) * norm_w.double()
     x[:, NOPE:] = rotate(x[:, NOPE:], rotation(cos_sin, pos))
     store_slots(pool, slots_per_page, loc, x.float())
+
+
+def q_kv_prepare(
+    q: Tensor,
+    kv: Tensor,
+    norm_w: Tensor,
+    cos_sin: Tensor,
+    pos: Tensor,
+    loc: Tensor,
+    pool: Tensor,
+    slots_per_page: int,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`kv_norm_rope_store`, then `q_norm_rope`, in one launch: same arguments, result and errors.
+
+    Returns the prepared query [T, H, 512].
+    """
+    kv_norm_rope_store(kv, norm_w, cos_sin, pos, loc, pool, slots_per_page, eps)
+    return q_norm_rope(q, cos_sin, pos, eps)

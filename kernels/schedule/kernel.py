@@ -1,4 +1,4 @@
-"""Triton kernel of K26: one launch, one program per request, no atomics, no sort.
+"""Triton kernel of the schedule: one launch, one program per request, no atomics, no sort.
 
 Each program recomputes the survival of every candidate of the batch (R * gamma products) and
 counts how many stand before each of its own. That costs less than a second launch would.
@@ -7,10 +7,8 @@ counts how many stand before each of its own. That costs less than a second laun
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {"schedule": LaunchConfig(1, 1, {"BLOCK_R": 32})}
 
@@ -68,22 +66,11 @@ def _schedule(
     tl.store(out + r, tl.where(r < real, length, 0))
 
 
-def schedule(
-    confidence: Tensor,
-    budget: Tensor,
-    *,
-    eps: float,
-    min_len: int,
-    max_len: int,
-    num_real: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+def schedule(confidence, budget, *, eps=1e-06, min_len=1, max_len=None, num_real=None):
     requests, gamma = confidence.shape
-    if out is None:
-        out = torch.empty(requests, dtype=torch.int32, device=confidence.device)
-    columns = max_len - min_len
+    out = torch.empty(requests, dtype=torch.int32, device=confidence.device)
+    columns = (gamma + 1 if max_len is None else max_len) - min_len
     if requests:
-        launch = LAUNCH["schedule"]
         _schedule[(requests,)](
             confidence.contiguous(),
             budget,
@@ -95,33 +82,6 @@ def schedule(
             min_len,
             COLUMNS=columns,
             COLUMNS_P2=triton.next_power_of_2(max(columns, 1)),
-            num_warps=launch.num_warps,
-            **launch.constexprs,
+            **LAUNCH["schedule"].keywords,
         )
     return out
-
-
-def _entry(shape: str, num_real: bool) -> AotEntry:
-    launch = LAUNCH["schedule"]
-    pointers = {"confidence": "*fp32", "budget": "*i32", "num_real": "*i32", "out": "*i32"}
-    constexprs = {"COLUMNS": 5, "COLUMNS_P2": 8, **launch.constexprs}
-    return AotEntry(
-        name=f"schedule.schedule[{shape}]",
-        fn=_schedule,
-        signature={
-            **pointers,
-            "requests": "i32",
-            "gamma": "i32",
-            "eps": "fp32",
-            "min_len": "i32",
-        },
-        constexprs=constexprs if num_real else {**constexprs, "num_real": None},
-        divisible=tuple(pointers),
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        expects_mma=False,
-        hot=True,
-    )
-
-
-AOT = [_entry("gamma 5", False), _entry("gamma 5, padded", True)]

@@ -1,13 +1,9 @@
-"""Triton kernels of K29: one launch empties rows in every layer of a pool, or of two."""
-
-from collections.abc import Sequence
+"""Triton kernels of the state ops: one launch empties rows in every layer of a pool, or of two."""
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.tooling.entries import AotEntry
 
 LAUNCH = {
     "rollback": LaunchConfig(4, 1, {"BLOCK": 1024}),
@@ -57,54 +53,22 @@ def _clear(
             _empty_row(second, (layer - first_layers) * second_rows + row, second_width, BLOCK)
 
 
-def c128_rollback(
-    pool: Tensor,
-    req_slot: Tensor,
-    seq_len: Tensor,
-    commit_len: Tensor,
-    verify_len: Tensor,
-    *,
-    ring: int,
-    verify_rows: int,
-) -> None:
+def c128_rollback(pool, req_slot, seq_len, commit_len, verify_len, *, ring, verify_rows):
     layers, rows, width = pool.shape
     launch = LAUNCH["rollback"]
     if layers and req_slot.numel():
         _rollback[(req_slot.numel() * verify_rows, layers)](
             pool, req_slot, seq_len, commit_len, verify_len, rows, width, ring, verify_rows,
-            num_warps=launch.num_warps, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
 
 
-def clear_blocks(pools: Sequence[Tensor], owners: Tensor, *, ring: int) -> None:
+def clear_blocks(pools, owners, *, ring):
     first, second = pools[0], pools[-1]
     layers = sum(pool.shape[0] for pool in pools)
     launch = LAUNCH["clear"]
     if layers and owners.numel():
         _clear[(owners.numel() * ring, layers)](
             first, second, owners, *first.shape, *second.shape[1:], ring,
-            num_warps=launch.num_warps, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
-
-
-def _entry(op: str, fn, pointers: dict[str, str]) -> AotEntry:
-    launch = LAUNCH[op]
-    scalars = [n for n in fn.arg_names if n not in pointers and n not in launch.constexprs]
-    return AotEntry(
-        name=f"state.{op}",
-        fn=fn,
-        signature={**pointers, **dict.fromkeys(scalars, "i32")},
-        constexprs=launch.constexprs,
-        divisible=(*pointers, *(n for n in scalars if n.endswith("width"))),
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        expects_mma=False,
-        hot=False,
-    )
-
-
-_LENGTHS = {"req_slot": "*i64", "seq_len": "*i64", "commit_len": "*i32", "verify_len": "*i32"}
-AOT = [
-    _entry("rollback", _rollback, {"pool": "*fp32", **_LENGTHS}),
-    _entry("clear", _clear, {"first": "*fp32", "second": "*fp32", "owners": "*i64"}),
-]

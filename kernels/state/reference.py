@@ -1,4 +1,4 @@
-"""Torch reference of K29; also the CPU production path."""
+"""Torch reference of the state ops; also the CPU production path."""
 
 from collections.abc import Sequence
 
@@ -16,6 +16,18 @@ def c128_rollback(
     ring: int,
     verify_rows: int,
 ) -> None:
+    """Empty the C128 rows of rejected drafts: offsets [commit_len, verify_len) of each request.
+
+    Args:
+        pool: [layers, slots * ring, width], mutated.
+        req_slot: i64 [R], -1 = padded request.
+        seq_len: i64 [R], length before the verify step (position of its first row).
+        commit_len, verify_len: int [R], rows kept (accepted drafts + 1) and rows run.
+        ring: rows per slot. verify_rows: static bound on verify_len, gamma + 1.
+
+    Raises:
+        ValueError: on a pool of the wrong shape, or verify_rows beyond the ring.
+    """
     offset = torch.arange(verify_rows, device=pool.device)
     rejected = (
         (offset >= commit_len[:, None]) & (offset < verify_len[:, None]) & (req_slot[:, None] >= 0)
@@ -25,6 +37,15 @@ def c128_rollback(
 
 
 def clear_blocks(pools: Sequence[Tensor], owners: Tensor, *, ring: int) -> None:
+    """Empty the ring of every owner: rows [owner * ring, (owner + 1) * ring) of every layer.
+
+    Args:
+        pools: one or two, each [layers, owners * ring, width], mutated.
+        owners: int [n], below 0 = nothing.
+
+    Raises:
+        ValueError: on another number of pools, or a pool of the wrong shape.
+    """
     rows = owners[owners >= 0, None].long() * ring + torch.arange(ring, device=owners.device)
     for pool in pools:
         _empty(pool, rows.flatten())

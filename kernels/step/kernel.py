@@ -1,12 +1,10 @@
-"""Triton kernels of K23: one launch writes every address of a forward, one every draft address."""
+"""Triton kernels of the step ops: a launch writes every address of a forward or of a block."""
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.step import DraftMeta, StepMeta, empty_draft_meta, empty_step_meta
-from dspark.kernels.tooling.entries import AotEntry
+from dspark.kernels.step.types import empty_draft_meta, empty_step_meta
 
 LAUNCH = {
     "step_meta": LaunchConfig(1, 1, {"BLOCK_R": 32, "BLOCK": 128}),
@@ -169,23 +167,9 @@ def _draft_meta(
 
 
 def step_meta(
-    *,
-    req_slot: Tensor,
-    prefix_len: Tensor,
-    row_len: Tensor,
-    rows: int,
-    req_to_token: Tensor,
-    full_to_swa: Tensor,
-    window: int,
-    ring_c4: int,
-    ring_c128: int,
-    max_pages: int,
-    max_c128: int,
-    page: int,
-    store_all: bool,
-    stride: int | None,
-    out: StepMeta | None = None,
-) -> StepMeta:
+    *, req_slot, prefix_len, row_len, rows, req_to_token, full_to_swa, window, ring_c4, ring_c128,
+    max_pages, max_c128, page=256, store_all, stride=None, out=None,
+):  # fmt: skip
     requests = req_slot.shape[0]
     if out is None:
         out = empty_step_meta(
@@ -203,22 +187,14 @@ def step_meta(
             rows, requests, stride or 0, req_to_token.stride(0), req_to_token.shape[1], window,
             ring_c4, ring_c128, max_pages, max_c128, page,
             PACKED=stride is None, STORE_ALL=store_all,
-            num_warps=launch.num_warps, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
     return out
 
 
 def draft_meta(
-    *,
-    req_slot: Tensor,
-    prefix_len: Tensor,
-    gamma: int,
-    req_to_token: Tensor,
-    full_to_swa: Tensor,
-    window: int,
-    valid_from: Tensor,
-    out: DraftMeta | None = None,
-) -> DraftMeta:
+    *, req_slot, prefix_len, gamma, req_to_token, full_to_swa, window, valid_from, out=None
+):
     requests = req_slot.shape[0]
     if out is None:
         out = empty_draft_meta(
@@ -229,36 +205,6 @@ def draft_meta(
         _draft_meta[(requests * gamma,)](
             req_slot, prefix_len, valid_from, req_to_token, full_to_swa, *out,
             gamma, req_to_token.stride(0), req_to_token.shape[1], window,
-            num_warps=launch.num_warps, **launch.constexprs,
+            **launch.keywords,
         )  # fmt: skip
     return out
-
-
-_I64 = ("req_slot", "prefix_len", "row_len", "valid_from", "full_to_swa", "pos")
-_I32 = (*StepMeta._fields[1:], "req_to_token", "idx", "length")
-
-
-def _entry(op: str, fn, shape: str, **flags: int) -> AotEntry:
-    launch = LAUNCH[op]
-    constexprs = {**launch.constexprs, **flags}
-    pointers = {**dict.fromkeys(_I64, "*i64"), **dict.fromkeys(_I32, "*i32")}
-    arguments = [name for name in fn.arg_names if name not in constexprs]
-    return AotEntry(
-        name=f"step.{op}[{shape}]",
-        fn=fn,
-        signature={name: pointers.get(name, "i32") for name in arguments},
-        constexprs=constexprs,
-        divisible=tuple(name for name in arguments if name in pointers),
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        expects_mma=False,
-        hot=True,
-    )
-
-
-AOT = [
-    _entry("step_meta", _step_meta, "verify", PACKED=0, STORE_ALL=1),
-    _entry("step_meta", _step_meta, "decode", PACKED=1, STORE_ALL=1),
-    _entry("step_meta", _step_meta, "prefill", PACKED=1, STORE_ALL=0),
-    _entry("draft_meta", _draft_meta, "gamma 5"),
-]

@@ -1,11 +1,11 @@
-"""Torch reference of K23; also the CPU production path. Integer exact, no host sync."""
+"""Torch reference of the step ops; also the CPU production path. Integer exact, no host sync."""
 
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from dspark.kernels.step import DraftMeta, StepMeta
+from dspark.kernels.step.types import DraftMeta, StepMeta
 
 Meta = TypeVar("Meta", StepMeta, DraftMeta)
 
@@ -23,11 +23,36 @@ def step_meta(
     ring_c128: int,
     max_pages: int,
     max_c128: int,
-    page: int,
+    page: int = 256,
     store_all: bool,
-    stride: int | None,
+    stride: int | None = None,
     out: StepMeta | None = None,
 ) -> StepMeta:
+    """Addresses of a target forward: prefill, decode or verify.
+
+    Row r of request i has position `prefix_len[i] + r`. Rows are packed request after request,
+    and rows past `sum(row_len)` are padded; or, with `stride`, row r of request i is row
+    `i * stride + r` and the rest of its stride is padded (a verify launches a fixed shape while
+    lengths live on the device). Rows of a request with `req_slot` -1 are padded.
+
+    Args:
+        req_slot: i64 [R], row of `req_to_token`; -1 = padded request.
+        prefix_len: i64 [R], tokens before this forward. row_len: i64 [R], rows in it.
+        rows: T, static.
+        req_to_token: i32 [S, M] full-pool location of each position, this forward included.
+        full_to_swa: i64 [F] window-pool slot of each full-pool location.
+        ring_c4, ring_c128: rows of the compressor rings, per page and per request slot.
+        store_all: keep every raw row (decode, verify: any of them may turn out to be the last
+            committed one). Otherwise keep what a later forward can read: the open block, for C4
+            also the block before it and the last four positions of every page.
+        stride: rows launched per request, `row_len` <= stride and T = R * stride; None = packed.
+        out: written in place when given.
+
+    No two rows of one call share a ring row: the highest position wins.
+
+    Raises:
+        ValueError: on a shape or ring that breaks these rules.
+    """
     device = req_slot.device
     requests = req_slot.shape[0]
     if requests == 0:
@@ -132,6 +157,20 @@ def draft_meta(
     valid_from: Tensor,
     out: DraftMeta | None = None,
 ) -> DraftMeta:
+    """Addresses of a draft block at positions L..L+gamma-1, L = `prefix_len`.
+
+    Each row attends to the draft KV of positions max(valid_from, L - window)..L-1 and to all
+    gamma block rows (the block is not causal). Compacted, ascending.
+
+    Args:
+        req_slot: i64 [R], -1 = padded request. prefix_len: i64 [R], committed tokens.
+        valid_from: i64 [R], first position whose draft KV was injected.
+        req_to_token: i32 [S, M], including the gamma block positions. full_to_swa: i64 [F].
+        out: written in place when given.
+
+    Raises:
+        ValueError: when gamma or window is not positive, or the lengths disagree.
+    """
     device = req_slot.device
     real = req_slot >= 0
     slot = req_slot.clamp(min=0)

@@ -88,20 +88,15 @@ def aot_entries(family: str | None = None) -> list[AotEntry]:
     if family is not None and family not in FAMILIES:
         raise ValueError(f"no kernels in {family!r}; families: {', '.join(FAMILIES)}")
     entries = [
-        entry for name in (FAMILIES if family is None else (family,)) for entry in _entries_of(name)
+        _entry(name, example)
+        for name in (FAMILIES if family is None else (family,))
+        for example in _examples(name)
     ]
     names = [entry.name for entry in entries]
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise ValueError(f"AOT entries share a name: {', '.join(duplicates)}")
     return entries
-
-
-def _entries_of(family: str) -> list[AotEntry]:
-    module = importlib.import_module(f"dspark.kernels.{family}.kernel")
-    if hasattr(module, "AOT"):
-        return module.AOT
-    return [_entry(family, example) for example in _examples(family)]
 
 
 def _examples(family: str) -> list[Example]:

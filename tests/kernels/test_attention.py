@@ -1,12 +1,13 @@
-"""K18, K19 reference against dense fp64 softmax, at every list width and head count."""
+"""Sparse attention against dense fp64 softmax, at every list width and head count."""
 
 import pytest
 import torch
 from kv_cases import filled_pool, rope_table, slot_lists
 
-from dspark.kernels.attention import mla_sparse
+from dspark.kernels.attention import SlotList, mla_sparse
 from dspark.kernels.attention.reference import runs
-from dspark.kernels.qkv import inv_rope, load_slots, page_stride
+from dspark.kernels.common.kv_pages import load_slots, page_stride
+from dspark.kernels.qkv import inv_rope
 
 SCALE = 512**-0.5
 
@@ -28,7 +29,7 @@ def test_every_list_width(width):
     idx, length = slot_lists(3, width, 700, 256, 2)
     q, sink = torch.randn(3, 8, 512).bfloat16(), torch.randn(8)
     pos = torch.tensor([5, 9, 33])
-    out = mla_sparse(q, pool, 256, idx, length, None, 0, None, None, sink, SCALE, rope_table(), pos)
+    out = mla_sparse(q, SlotList(pool, 256, idx, length), None, sink, SCALE, rope_table(), pos)
     expected = inv_rope(dense(q, [(pool, 256, idx, length)], sink).float(), rope_table(), pos)
     assert torch.equal(out, expected.bfloat16())
 
@@ -40,8 +41,9 @@ def test_window_and_compressed_lists(heads):
     idx, length = slot_lists(5, 128, 300, 256, 5)
     x_idx, x_len = slot_lists(5, 40, 200, 64, 6)
     q, sink, pos = torch.randn(5, heads, 512), torch.randn(heads), torch.arange(5)
-    out = mla_sparse(q, window, 256, idx, length, entries, 64, x_idx, x_len, sink, SCALE, None, pos)
-    expected = dense(q, [(window, 256, idx, length), (entries, 64, x_idx, x_len)], sink)
+    lists = [SlotList(window, 256, idx, length), SlotList(entries, 64, x_idx, x_len)]
+    out = mla_sparse(q, *lists, sink, SCALE, None, pos)
+    expected = dense(q, lists, sink)
     torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
 
 
@@ -50,8 +52,9 @@ def test_two_keys_by_hand():
     pool = torch.zeros(1, 2 * 512)
     pool[0, 0], pool[0, 512 + 1] = 1.0, 1.0
     out = mla_sparse(
-        torch.zeros(1, 1, 512), pool, 2, torch.tensor([[0, 1]]).int(), torch.tensor([2]).int(),
-        None, 0, None, None, torch.tensor([2.0]).log(), SCALE, None, torch.zeros(1).long(),
+        torch.zeros(1, 1, 512),
+        SlotList(pool, 2, torch.tensor([[0, 1]]).int(), torch.tensor([2]).int()),
+        None, torch.tensor([2.0]).log(), SCALE, None, torch.zeros(1).long(),
     )  # fmt: skip
     expected = torch.zeros(512)
     expected[:2] = 0.25
@@ -64,8 +67,9 @@ def test_empty_lists_give_zero_and_read_nothing():
     zero, pos = torch.zeros(2).int(), torch.zeros(2).long()
     q = torch.randn(2, 8, 512).bfloat16()
     q[1] = torch.nan  # a padded row may hold anything
-    for extra in [(None, 0, None, None), (pool, 64, none, zero)]:
-        out = mla_sparse(q, pool, 64, none, zero, *extra, torch.zeros(8), SCALE, rope_table(), pos)
+    empty = SlotList(pool, 64, none, zero)
+    for extra in (None, empty):
+        out = mla_sparse(q, empty, extra, torch.zeros(8), SCALE, rope_table(), pos)
         assert torch.equal(out, torch.zeros_like(out))
 
 
@@ -76,8 +80,8 @@ def test_slots_past_the_length_and_minus_one_holes_are_skipped():
 
     def run(idx, length):
         return mla_sparse(
-            q, pool, 64, torch.tensor([idx]).int(), torch.tensor([length]).int(),
-            None, 0, None, None, sink, SCALE, None, pos,
+            q, SlotList(pool, 64, torch.tensor([idx]).int(), torch.tensor([length]).int()),
+            None, sink, SCALE, None, pos,
         )  # fmt: skip
 
     plain = run([64, 70, 80], 3)
@@ -90,13 +94,13 @@ def test_rows_do_not_depend_on_their_batch(dtype):
     torch.manual_seed(9)
     window, entries = filled_pool(300, 256, 10), filled_pool(200, 64, 11)
     idx, length = slot_lists(48, 128, 300, 256, 12)
-    x_idx, x_len = slot_lists(48, 16, 200, 64, 13)
+    lists = [SlotList(window, 256, idx, length)]
+    lists.append(SlotList(entries, 64, *slot_lists(48, 16, 200, 64, 13)))
     q, sink, pos = torch.randn(48, 8, 512).to(dtype), torch.randn(8), torch.arange(48)
 
     def run(rows):
         return mla_sparse(
-            q[rows], window, 256, idx[rows], length[rows], entries, 64, x_idx[rows], x_len[rows],
-            sink, SCALE, rope_table(), pos[rows],
+            q[rows], lists[0].rows(rows), lists[1].rows(rows), sink, SCALE, rope_table(), pos[rows],
         )  # fmt: skip
 
     whole, order = run(torch.arange(48)), torch.randperm(48)
@@ -112,9 +116,7 @@ def test_heads_do_not_see_each_other():
     q, sink, pos = torch.randn(4, 16, 512).bfloat16(), torch.randn(16), torch.arange(4)
 
     def run(q, sink):
-        return mla_sparse(
-            q, pool, 256, idx, length, None, 0, None, None, sink, SCALE, rope_table(), pos
-        )
+        return mla_sparse(q, SlotList(pool, 256, idx, length), None, sink, SCALE, rope_table(), pos)
 
     whole = run(q, sink)
     shards = [run(q[:, h : h + 4], sink[h : h + 4]) for h in range(0, 16, 4)]
@@ -132,7 +134,7 @@ def test_long_prefill_equals_row_by_row():
 
     def run(rows):
         return mla_sparse(
-            q[rows], pool, 256, idx[rows], length[rows], None, 0, None, None, sink, SCALE,
+            q[rows], SlotList(pool, 256, idx, length).rows(rows), None, sink, SCALE,
             rope_table(), pos[rows],
         )  # fmt: skip
 
@@ -144,10 +146,14 @@ def test_long_prefill_equals_row_by_row():
 def test_errors_name_the_shapes():
     q, pos = torch.zeros(2, 8, 512), torch.zeros(2).long()
     idx, length, pool = torch.zeros(2, 1).int(), torch.zeros(2).int(), torch.zeros(1, 1024)
+    listed = SlotList(pool, 2, idx, length)
     with pytest.raises(ValueError, match=r"sink \[H\]"):
-        mla_sparse(q, pool, 2, idx, length, None, 0, None, None, torch.zeros(4), 1.0, None, pos)
-    with pytest.raises(ValueError, match="given together"):
-        mla_sparse(q, pool, 2, idx, length, pool, 2, None, None, torch.zeros(8), 1.0, None, pos)
+        mla_sparse(q, listed, None, torch.zeros(4), 1.0, None, pos)
+    short = listed._replace(length=length[:1])
+    with pytest.raises(ValueError, match=r"window list must cover 2 rows"):
+        mla_sparse(q, short, None, torch.zeros(8), 1.0, None, pos)
+    with pytest.raises(ValueError, match=r"compressed list must cover 2 rows"):
+        mla_sparse(q, listed, short, torch.zeros(8), 1.0, None, pos)
 
 
 def sliding_rows(rows, width, first):
@@ -163,18 +169,17 @@ def test_rows_that_share_keys_have_the_bits_of_rows_alone():
     first, second = sliding_rows(40, 128, 256), sliding_rows(6, 128, 386)
     idx = torch.cat([first[0], second[0], torch.full((1, 128), -1).int()])
     length = torch.cat([first[1], second[1], torch.zeros(1).int()])
-    x_idx, x_len = slot_lists(47, 40, 200, 64, 14)
+    lists = [SlotList(window, 256, idx, length)]
+    lists.append(SlotList(entries, 64, *slot_lists(47, 40, 200, 64, 14)))
     q, sink, pos = torch.randn(47, 8, 512).bfloat16(), torch.randn(8), torch.arange(47)
 
     def run(rows):
         return mla_sparse(
-            q[rows], window, 256, idx[rows], length[rows], entries, 64, x_idx[rows], x_len[rows],
-            sink, SCALE, rope_table(), pos[rows],
+            q[rows], lists[0].rows(rows), lists[1].rows(rows), sink, SCALE, rope_table(), pos[rows],
         )  # fmt: skip
 
     together = run(slice(0, 47))
     assert torch.equal(together, torch.cat([run(slice(r, r + 1)) for r in range(47)]))
-    lists = [(window, 256, idx, length), (entries, 64, x_idx, x_len)]
     expected = inv_rope(dense(q, lists, sink).float(), rope_table(), pos)
     assert torch.equal(together, expected.bfloat16())
 
@@ -186,7 +191,7 @@ def test_a_broken_key_stays_with_the_rows_that_see_it():
 
     def run():
         return mla_sparse(
-            q, pool, 256, idx, length, None, 0, None, None, sink, SCALE, None, pos
+            q, SlotList(pool, 256, idx, length), None, sink, SCALE, None, pos
         )  # fmt: skip
 
     before = run()

@@ -5,7 +5,7 @@ import torch
 from kv_cases import Attention, assert_close, attention_case
 
 from dspark.kernels.attention import kernel
-from dspark.kernels.qkv import page_stride
+from dspark.kernels.common.kv_pages import page_stride
 
 pytestmark = pytest.mark.gpu
 

@@ -1,11 +1,12 @@
-"""K12-K14 reference against a brute-force compressor that keeps the whole sequence."""
+"""The compressors' reference against a brute-force compressor that keeps the whole sequence."""
 
 import pytest
 import torch
 
-from dspark.kernels.compress import C4Stream, c4_compress, c4_compress_pair, c128_compress
-from dspark.kernels.indexer.pages import PACKED_STRIDE
-from dspark.kernels.qkv import load_slots, page_stride
+from dspark.kernels.common.index_pages import PACKED_STRIDE
+from dspark.kernels.common.kv_pages import load_slots, page_stride
+from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
+from dspark.kernels.compress.reference import c4_compress
 
 EPS = 1e-6
 PAGE, RING_C4, RING_C128 = 256, 16, 256
@@ -24,7 +25,7 @@ class Compressor:
 
     def __init__(self, ratio: int, width: int, tokens: int, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
-        self.ratio, self.width, self.kind = ratio, width, "index" if width == 128 else "kv"
+        self.ratio, self.width = ratio, width
         halves = 2 if ratio == 4 else 1
         self.raw = torch.randn(tokens, 2 * halves * width, generator=generator)
         self.ape = torch.randn(halves * ratio, width, generator=generator)
@@ -64,11 +65,12 @@ class Compressor:
         self.run(self.raw[start:stop], plan, store, out_loc)
 
     def run(self, s, plan, store, out_loc) -> None:
-        arguments = (s, self.ape, self.state, plan, store, self.norm, table(), out_loc, self.pool)
+        stream = Stream(s, self.ape, self.state, self.norm, self.pool)
+        arguments = (stream, plan, store, table(), out_loc, self.per_page, EPS)
         if self.ratio == 4:
-            c4_compress(*arguments, self.per_page, self.kind, EPS)
+            c4_compress(*arguments, index=self.width == 128)
         else:
-            c128_compress(*arguments, self.per_page, EPS)
+            c128_compress(*arguments)
 
     def entries(self, count: int) -> torch.Tensor:
         first = self.page * self.per_page
@@ -93,7 +95,7 @@ class Compressor:
             even, odd = e[-64::2].clone(), e[-63::2].clone()
             cos, sin = cos_sin[w * r, :32], cos_sin[w * r, 32:]
             e[-64::2], e[-63::2] = even * cos - odd * sin, even * sin + odd * cos
-            if self.kind == "index":
+            if self.width == 128:
                 e = walsh(e)
             out.append(e)
         return torch.stack(out).float()
@@ -220,7 +222,7 @@ def test_pair_runs_both_compressors():
     for width in (512, 128):
         c = Compressor(4, width, 64)
         plan, store, out_loc = c.addresses(0, 64)
-        parts.append((c, C4Stream(c.raw, c.ape, c.state, c.norm, c.pool)))
+        parts.append((c, Stream(c.raw, c.ape, c.state, c.norm, c.pool)))
     c4_compress_pair(*(s for _, s in parts), plan, store, table(), out_loc, few_rows=False)
     for c, _ in parts:
         torch.testing.assert_close(c.entries(16), c.brute_force(16), atol=2e-6, rtol=1e-5)
@@ -250,13 +252,17 @@ def test_packed_pools_hold_the_quantised_entries():
 
 
 def test_errors():
-    c = Compressor(4, 512, 8)
-    plan, store, out_loc = c.addresses(0, 8)
-    with pytest.raises(ValueError, match="kind must be one of"):
-        c4_compress(
-            c.raw, c.ape, c.state, plan, store, c.norm, table(), out_loc, c.pool, 64, "both"
-        )
+    main, index = Compressor(4, 512, 8), Compressor(4, 128, 8)
+    plan, store, out_loc = main.addresses(0, 8)
+    streams = [Stream(c.raw, c.ape, c.state, c.norm, c.pool) for c in (main, index)]
+
+    def run(main, index, store):
+        c4_compress_pair(main, index, plan, store, table(), out_loc, few_rows=True)
+
+    narrow = [stream._replace(s=stream.s[:, :256]) for stream in streams]
     with pytest.raises(ValueError, match=r"s and state \[\*, 2048\]"):
-        c4_compress(c.raw[:, :1024], c.ape, c.state, plan, store, c.norm, table(), out_loc, c.pool)
+        run(narrow[0], streams[1], store)
+    with pytest.raises(ValueError, match=r"s and state \[\*, 512\]"):
+        run(streams[0], narrow[1], store)
     with pytest.raises(ValueError, match="must cover 8 rows"):
-        c4_compress(c.raw, c.ape, c.state, plan, store[:4], c.norm, table(), out_loc, c.pool)
+        run(*streams, store[:4])

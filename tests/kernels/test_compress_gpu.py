@@ -2,23 +2,15 @@
 
 import pytest
 import torch
-from kv_cases import Compress, assert_pool_close, compress_case
+from kv_cases import assert_pool_close, compress_case, run_compressor
 
 from dspark.kernels import compress
-from dspark.kernels.compress import C4Stream, reference
-from dspark.kernels.indexer.pages import PACKED_STRIDE
-from dspark.kernels.qkv import page_stride
+from dspark.kernels.common.index_pages import PACKED_STRIDE
+from dspark.kernels.common.kv_pages import page_stride
+from dspark.kernels.compress import reference
 
 pytestmark = pytest.mark.gpu
 KINDS = [(4, 512), (4, 128), (128, 512)]
-
-
-def run(implementation, case: Compress, ratio: int, width: int) -> Compress:
-    if ratio == 4:
-        implementation.c4_compress(*case, 64, "index" if width == 128 else "kv", 1e-6)
-    else:
-        implementation.c128_compress(*case, 2, 1e-6)
-    return case
 
 
 @pytest.mark.parametrize(("ratio", "width"), KINDS)
@@ -35,8 +27,8 @@ def run(implementation, case: Compress, ratio: int, width: int) -> Compress:
 )
 def test_entries_and_ring_match_the_reference(device, ratio, width, requests):
     case = compress_case(ratio, width, requests, padded=2)
-    got = run(compress, case.to(device), ratio, width)
-    want = run(reference, case.to(torch.device("cpu")), ratio, width)
+    got = run_compressor(compress, case.to(device))
+    want = run_compressor(reference, case.to(torch.device("cpu")))
     assert torch.equal(got.state.cpu(), want.state)
     assert_pool_close(got.pool, want.pool, None if width == 128 else 256 // ratio)
 
@@ -46,7 +38,7 @@ def test_verify_rows_equal_single_rows_and_other_batches(device, ratio, width):
     requests = [(122 + r, 6) for r in range(8)]
     whole = compress_case(ratio, width, requests).to(device)
     alone = whole.to(device)
-    run(compress, whole, ratio, width)
+    run_compressor(compress, whole)
     for t in range(48):
         one = slice(t, t + 1)
         plan = alone.plan[one].clone()
@@ -54,7 +46,7 @@ def test_verify_rows_equal_single_rows_and_other_batches(device, ratio, width):
         step = alone._replace(
             s=alone.s[one], plan=plan, store=alone.store[one], out_loc=alone.out_loc[one]
         )
-        run(compress, step, ratio, width)
+        run_compressor(compress, step)
     assert torch.equal(alone.pool, whole.pool)
     assert torch.equal(alone.state, whole.state)
 
@@ -66,10 +58,8 @@ def test_one_launch_equals_three(device, requests):
     for few_rows in (True, False):
         main = compress_case(4, 512, requests, padded=1).to(device)
         index = compress_case(4, 128, requests, padded=1).to(device)
-        parts = [C4Stream(c.s, c.ape, c.state, c.norm_w, c.pool) for c in (main, index)]
-        compress.c4_compress_pair(
-            *parts, main.plan, main.store, main.cos_sin, main.out_loc, few_rows=few_rows
-        )
+        parts = [main.stream, index.stream]
+        compress.c4_compress_pair(*parts, *main.addresses, few_rows=few_rows)
         streams[few_rows] = parts
     for one, three in zip(streams[True], streams[False], strict=True):
         assert torch.equal(one.state, three.state)
@@ -80,7 +70,7 @@ def test_one_launch_equals_three(device, requests):
 def test_memory_beyond_two_to_the_31(device, ratio, width):
     """Entries on the last page of a pool, raw rows at the end of a ring, of > 2^31 elements."""
     case = compress_case(ratio, width, [(124, 6)]).to(device)
-    small = run(compress, case.to(device), ratio, width)
+    small = run_compressor(compress, case.to(device))
     per_page = 256 // ratio
     stride = PACKED_STRIDE if width == 128 else page_stride(per_page)
     pages, rows = 2**31 // stride + 10, 2**31 // case.s.shape[1] + 256
@@ -97,6 +87,6 @@ def test_memory_beyond_two_to_the_31(device, ratio, width):
         store=torch.where(store >= 0, store + shift, -1),
         out_loc=torch.where(case.out_loc >= 0, case.out_loc + (pages - 2) * per_page, -1),
     )  # fmt: skip
-    run(compress, moved, ratio, width)
+    run_compressor(compress, moved)
     assert torch.equal(moved.pool[-2:], small.pool)
     assert torch.equal(moved.state[shift:], small.state)

@@ -12,6 +12,7 @@ from weight_cases import (
 )
 
 from dspark.kernels.hyper import (
+    HyperSite,
     mhc_head,
     mhc_post,
     mhc_post_pre,
@@ -31,16 +32,16 @@ class Site:
 
     def __init__(self, device, outputs=24):
         w, scale, base = hyper_site(HIDDEN, outputs)
-        self.on_cpu = (w, scale, base)
-        self.on_gpu = (prepare_hyper(w.fn.to(device)), scale.to(device), base.to(device))
+        self.on_cpu = HyperSite(w, scale, base)
+        self.on_gpu = HyperSite(prepare_hyper(w.fn.to(device)), scale.to(device), base.to(device))
 
 
 @pytest.mark.parametrize("rows", [1, 6, 48, 64, 70])
 def test_pre(device, rows):
     site, x = Site(device), random_streams(rows, HIDDEN)
     norm_w = random_rows(HIDDEN, seed=5)
-    got = mhc_pre(x.to(device), *site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
-    want = reference.mhc_pre(x, *site.on_cpu, norm_w, EPS, EPS, ITERS)
+    got = mhc_pre(x.to(device), site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
+    want = reference.mhc_pre(x, site.on_cpu, norm_w, EPS, EPS, ITERS)
     assert_close(got.post, want.post, 2e-6)
     assert_close(got.comb, want.comb, 2e-6)
     assert_close(got.y, want.y)
@@ -53,9 +54,9 @@ def test_post_and_next_pre_in_one(device, rows):
     g = generator(3)
     post, comb = torch.rand(rows, 4, generator=g), torch.rand(rows, 4, 4, generator=g)
     parts = [t.to(device) for t in (f, x, post, comb)]
-    streams, pre = mhc_post_pre(*parts, *site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
+    streams, pre = mhc_post_pre(*parts, site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
     assert_close(streams, reference.mhc_post(f, x, post, comb))
-    want = mhc_pre(streams, *site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
+    want = mhc_pre(streams, site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
     for a, b in zip(pre, want, strict=True):
         assert torch.equal(a, b)
 
@@ -68,8 +69,8 @@ def test_post_head_and_mean(device, rows):
     got = mhc_post(*(t.to(device) for t in (f, x, post, comb)))
     assert_close(got, reference.mhc_post(f, x, post, comb))
     site = Site(device, outputs=4)
-    got = mhc_head(x.to(device), *site.on_gpu, EPS, EPS)
-    assert_close(got, reference.mhc_head(x, *site.on_cpu, EPS, EPS))
+    got = mhc_head(x.to(device), site.on_gpu, EPS, EPS)
+    assert_close(got, reference.mhc_head(x, site.on_cpu, EPS, EPS))
     assert torch.equal(stream_mean(x.to(device)).cpu(), reference.stream_mean(x))
 
 
@@ -80,9 +81,9 @@ def test_rows_do_not_depend_on_their_batch(device):
 
     def run(index):
         rows = x[index.to(device)]
-        pre = mhc_pre(rows, *site.on_gpu, norm_w, EPS, EPS, ITERS)
+        pre = mhc_pre(rows, site.on_gpu, norm_w, EPS, EPS, ITERS)
         back = (f[index.to(device)], rows, pre.post, pre.comb)
-        after, second = mhc_post_pre(*back, *site.on_gpu, norm_w, EPS, EPS, ITERS)
+        after, second = mhc_post_pre(*back, site.on_gpu, norm_w, EPS, EPS, ITERS)
         parts = (*pre, *second, after, mhc_post(*back))
         return torch.cat([part.float().flatten(1) for part in parts], 1).cpu()
 
@@ -95,15 +96,15 @@ def test_rows_do_not_depend_on_their_batch(device):
 def test_rows_do_not_depend_on_their_place_in_a_tile(device, hidden):
     """A compiler may fuse another product of a sum in each copy of an unrolled loop."""
     fn, scale, base = hyper_site(hidden)
-    site = (prepare_hyper(fn.fn.to(device)), scale.to(device), base.to(device))
+    site = HyperSite(prepare_hyper(fn.fn.to(device)), scale.to(device), base.to(device))
     x, norm_w = random_streams(1640, hidden).to(device), random_rows(hidden).to(device)
     f = random_rows(1640, hidden, seed=2).to(device)
 
     def run(first, last):
         rows = x[first:last]
-        pre = mhc_pre(rows, *site, norm_w, EPS, EPS, ITERS)
+        pre = mhc_pre(rows, site, norm_w, EPS, EPS, ITERS)
         after, _ = mhc_post_pre(
-            f[first:last], rows, pre.post, pre.comb, *site, norm_w, EPS, EPS, ITERS
+            f[first:last], rows, pre.post, pre.comb, site, norm_w, EPS, EPS, ITERS
         )
         return after, *pre
 
@@ -116,9 +117,9 @@ def test_rows_do_not_depend_on_their_place_in_a_tile(device, hidden):
 def test_nan_stays_in_its_row(device):
     site, x = Site(device), random_streams(6, HIDDEN).to(device)
     norm_w = torch.ones(HIDDEN, dtype=torch.bfloat16, device=device)
-    clean = mhc_pre(x, *site.on_gpu, norm_w, EPS, EPS, ITERS)
+    clean = mhc_pre(x, site.on_gpu, norm_w, EPS, EPS, ITERS)
     x[2, 1, 9] = float("nan")
-    got = mhc_pre(x, *site.on_gpu, norm_w, EPS, EPS, ITERS)
+    got = mhc_pre(x, site.on_gpu, norm_w, EPS, EPS, ITERS)
     keep = torch.arange(6) != 2
     for a, b in zip(got, clean, strict=True):
         assert torch.equal(a[keep], b[keep])

@@ -5,9 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dspark.kernels.common.index_pages import KEYS, PACKED_STRIDE, load_index, store_index
 from dspark.kernels.indexer import index_logits, index_q, index_select, index_topk
 from dspark.kernels.indexer import reference as indexer_reference
-from dspark.kernels.indexer.pages import KEYS, PACKED_STRIDE, load_index, store_index
 
 
 def table(positions: int = 64) -> torch.Tensor:

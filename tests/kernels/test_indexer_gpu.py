@@ -4,6 +4,7 @@ import pytest
 import torch
 from kv_cases import Index, fp8_steps, index_case, rope_table
 
+from dspark.kernels.common.index_pages import PACKED_STRIDE
 from dspark.kernels.indexer import (
     IndexQuery,
     index_logits,
@@ -12,7 +13,6 @@ from dspark.kernels.indexer import (
     index_topk,
     reference,
 )
-from dspark.kernels.indexer.pages import PACKED_STRIDE
 
 pytestmark = pytest.mark.gpu
 

@@ -6,18 +6,18 @@ import pytest
 import torch
 from weight_cases import assert_rows_invariant, generator, random_fp8, random_rows
 
+from dspark.kernels.common import row_chunks
+from dspark.kernels.common.fp8 import decode_e8m0
 from dspark.kernels.linear import (
     act_quant,
     bf16_linear,
     bf16_linear_parts,
-    decode_e8m0,
     dequantise_fp8,
     fp8_linear,
     fp8_linear_parts,
     grouped_linear,
     prepare_bf16,
     prepare_fp8,
-    reference,
     rms_norm,
     swiglu,
     swiglu_linear,
@@ -165,7 +165,7 @@ def test_rows_are_batch_invariant():
 def test_row_chunks_do_not_change_rows(monkeypatch):
     x, w = random_rows(48, 128), random_fp8(64, 128)
     whole = fp8_linear(x, w)
-    monkeypatch.setattr(reference, "ROW_CHUNK", 10)
+    monkeypatch.setattr(row_chunks, "ROW_CHUNK", 10)
     assert torch.equal(fp8_linear(x, w), whole)
 
 

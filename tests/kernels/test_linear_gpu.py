@@ -99,7 +99,7 @@ def test_swiglu_linear(device, rows):
     gate_up, w = torch.randn(rows, 512, generator=generator(6)) * 5, random_fp8(4096, 256)
     precision = {"act_dtype": torch.bfloat16, "out_dtype": torch.float32}
     got = swiglu_linear(gate_up.to(device), on(device, w), 10.0, **precision)
-    assert_close(got, reference.swiglu_linear(gate_up, w, 10.0, *precision.values()))
+    assert_close(got, reference.swiglu_linear(gate_up, w, 10.0, **precision))
     h = swiglu(gate_up.to(device), 10.0, out_dtype=torch.bfloat16)
     assert torch.equal(fp8_linear(h, on(device, w), torch.float32), got)
 

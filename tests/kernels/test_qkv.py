@@ -7,16 +7,8 @@ import pytest
 import torch
 
 from dspark import kernels
-from dspark.kernels.qkv import (
-    inv_rope,
-    kv_norm_rope_store,
-    load_slots,
-    page_stride,
-    q_kv_prepare,
-    q_norm_rope,
-    store_slots,
-)
-from dspark.kernels.qkv.pages import ue8m0
+from dspark.kernels.common.kv_pages import load_slots, page_stride, store_slots, ue8m0
+from dspark.kernels.qkv import inv_rope, kv_norm_rope_store, q_kv_prepare, q_norm_rope
 
 EPS = 1e-6
 
@@ -198,10 +190,12 @@ def test_errors_name_the_shapes():
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["qkv", "compress", "indexer", "attention"])
-def test_page_offsets_are_64_bit(family):
+@pytest.mark.parametrize(
+    "module", ["common/kv_pages_kernel.py", "compress/kernel.py", "indexer/kernel.py"]
+)
+def test_page_offsets_are_64_bit(module):
     """A page id times a byte stride passes 2^31 in a pool of 2 GiB: each such product is i64."""
-    source = Path(kernels.__file__).parent.joinpath(family, "kernel.py").read_text()
+    source = Path(kernels.__file__).parent.joinpath(module).read_text()
     products = re.findall(r"\S+ \* stride\b", source)
     assert products
     assert [p for p in products if ".to(tl.int64)" not in p] == []

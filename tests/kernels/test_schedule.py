@@ -101,11 +101,9 @@ def test_a_broken_row_takes_no_budget_and_leaves_others_alone():
     assert schedule(broken, budget).tolist() == [*schedule(good, budget).tolist(), 1]
 
 
-def test_out_and_empty_batch():
-    out = torch.empty(2, dtype=torch.int32)
-    got = schedule(torch.ones(2, 5), torch.tensor([3], dtype=torch.int32), out=out)
-    assert got is out
-    assert out.tolist() == [3, 2]
+def test_earlier_requests_first_and_empty_batch():
+    got = schedule(torch.ones(2, 5), torch.tensor([3], dtype=torch.int32))
+    assert got.tolist() == [3, 2]
     assert schedule(torch.ones(0, 5), torch.tensor([3], dtype=torch.int32)).shape == (0,)
 
 

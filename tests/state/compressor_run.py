@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dspark.kernels.compress import c4_compress, c128_compress
-from dspark.kernels.qkv.pages import store_slots
+from dspark.kernels.common.kv_pages import store_slots
+from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
 from dspark.kernels.step import StepMeta, step_meta
 
 PAGE = 256
@@ -96,15 +96,11 @@ def forward(
     )
     store_slots(memory.window, PAGE, meta.swa_loc, rows.latent)
     plan, store, loc = meta.c4_plan, meta.c4_store, meta.c4_loc
-    c4_compress(rows.c4, w.ape4, memory.c4_ring, plan, store, w.norm, w.cos_sin, loc, memory.c4)
-    c4_compress(
-        rows.keys, w.ape4_keys, memory.keys_ring, plan, store, w.norm_keys, w.cos_sin, loc,
-        memory.keys, kind="index",
-    )  # fmt: skip
-    c128_compress(
-        rows.c128, w.ape128, memory.c128_ring, meta.c128_plan, meta.c128_store, w.norm, w.cos_sin,
-        meta.c128_loc, memory.c128,
-    )  # fmt: skip
+    latents = Stream(rows.c4, w.ape4, memory.c4_ring, w.norm, memory.c4)
+    keys = Stream(rows.keys, w.ape4_keys, memory.keys_ring, w.norm_keys, memory.keys)
+    c4_compress_pair(latents, keys, plan, store, w.cos_sin, loc, few_rows=False)
+    c128 = Stream(rows.c128, w.ape128, memory.c128_ring, w.norm, memory.c128)
+    c128_compress(c128, meta.c128_plan, meta.c128_store, w.cos_sin, meta.c128_loc)
     return meta
 
 

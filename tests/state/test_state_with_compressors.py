@@ -4,7 +4,7 @@ import pytest
 import torch
 from compressor_run import Memory, Rows, entries, forward, random_rows, weights
 
-from dspark.kernels.qkv.pages import page_stride
+from dspark.kernels.common.kv_pages import page_stride
 from dspark.state import StateGeometry, StateLifecycle
 
 TRUE, WRONG = random_rows(1), random_rows(2)

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark.kernels.linear import decode_e8m0, dequantise_fp8
+from dspark.kernels.common.fp8 import decode_e8m0
+from dspark.kernels.linear import dequantise_fp8
 from dspark.kernels.moe import dequantise_mxfp4
 from dspark.target.checkpoint.formats import encode_e2m1, encode_fp8, encode_mxfp4
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dspark.kernels.common.fp8 import decode_e8m0
 from dspark.kernels.draft import confidence, markov_block
-from dspark.kernels.linear.reference import decode_e8m0, dequantise_fp8
+from dspark.kernels.linear import dequantise_fp8
 from dspark.kernels.moe.reference import dequantise_mxfp4
 from dspark.kernels.step import DraftMeta, draft_meta
 from dspark.target.caches import LayerCaches

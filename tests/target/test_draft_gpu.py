@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dspark.kernels.qkv.pages import page_stride
+from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.step import draft_meta
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig

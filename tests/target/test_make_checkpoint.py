@@ -88,7 +88,8 @@ def test_the_writer_refuses_a_tensor_other_than_announced(tmp_path):
 )
 def test_quantised_weights_have_the_intended_spread(name, std):
     """Unit-variance input gives outputs of spread `std`; only sublayer outputs feel alpha."""
-    from dspark.kernels.linear import decode_e8m0, dequantise_fp8
+    from dspark.kernels.common.fp8 import decode_e8m0
+    from dspark.kernels.linear import dequantise_fp8
     from dspark.kernels.moe import dequantise_mxfp4
 
     big = ModelConfig.from_hf(presets.tiny() | {"hidden_size": 1024, "q_lora_rank": 1024})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dspark.host import memory_budget as mb
 from dspark.host.memory_budget import GIB, MIB, BudgetError, Card, Load, Weights, Wishes
 from dspark.host.pool_sizes import WINDOW_PAGES_PER_SLOT, window_pages
-from dspark.kernels.qkv.pages import page_stride
+from dspark.kernels.common.kv_pages import page_stride
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.checkpoint import presets
 from dspark.target.config import ModelConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dspark.bench.local_target import LocalTarget, Rows
-from dspark.kernels.qkv.pages import load_slots
+from dspark.kernels.common.kv_pages import load_slots
 from dspark.kernels.state import c128_rollback
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS
 from dspark.target.config import ModelConfig

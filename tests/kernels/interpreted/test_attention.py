@@ -34,18 +34,19 @@ def test_without_inverse_rope(path):
 
 def test_empty_lists_give_zero_and_read_nothing(path):
     case = attention_case(3, 4, 5, 5)
-    case.swa_pool.fill_(255)  # NaN
-    case.x_pool.fill_(255)
-    case.swa_len.zero_()
-    case.x_len.zero_()
+    case.window.pool.fill_(255)  # NaN
+    case.compressed.pool.fill_(255)
+    case.window.length.zero_()
+    case.compressed.length.zero_()
     assert torch.equal(case.run(), torch.zeros_like(case.q))
 
 
 def test_minus_one_inside_a_list_is_skipped(path):
     case = attention_case(1, 4, 8)
-    short = case._replace(swa_idx=case.swa_idx[:, :7], swa_len=case.swa_len - 1)
-    holed = case._replace(swa_idx=case.swa_idx.clone())
-    holed.swa_idx[0, 7] = -1
+    listed = case.window
+    short = case._replace(window=listed._replace(idx=listed.idx[:, :7], length=listed.length - 1))
+    holed = case._replace(window=listed._replace(idx=listed.idx.clone()))
+    holed.window.idx[0, 7] = -1
     assert torch.equal(holed.run(), short.run())
 
 
@@ -88,7 +89,8 @@ def test_list_width_does_not_change_bits():
     """A graph captured for a longer context pads every list."""
     case = attention_case(2, 4, 20, 70, seed=4)
     pad = torch.full((2, 1200), -1, dtype=torch.int32)
-    wider = case._replace(x_idx=torch.cat([case.x_idx, pad], 1))
+    listed = case.compressed
+    wider = case._replace(compressed=listed._replace(idx=torch.cat([listed.idx, pad], 1)))
     assert torch.equal(wider.run(), case.run())
 
 

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from kv_cases import assert_pool_close, compress_case
+from kv_cases import assert_pool_close, compress_case, run_compressor
 
 from dspark.kernels import compress
-from dspark.kernels.compress import C4Stream, reference
+from dspark.kernels.compress import reference
 
-EPS = 1e-6
 CASES = [
     (4, 512, [(0, 6)]),  # the first window has no predecessor
     (4, 512, [(13, 6), (250, 6)]),
@@ -19,20 +18,12 @@ CASES = [
 ]
 
 
-def run(implementation, case, ratio, width):
-    if ratio == 4:
-        implementation.c4_compress(*case, 64, "index" if width == 128 else "kv", EPS)
-    else:
-        implementation.c128_compress(*case, 2, EPS)
-    return case
-
-
 @pytest.mark.parametrize(("ratio", "width", "requests"), CASES)
 def test_entries_and_ring_match_the_reference(ratio, width, requests):
     case = compress_case(ratio, width, requests, padded=2)
     device = torch.device("cpu")
-    got = run(compress, case.to(device), ratio, width)
-    want = run(reference, case.to(device), ratio, width)
+    got = run_compressor(compress, case.to(device))
+    want = run_compressor(reference, case.to(device))
     assert torch.equal(got.state, want.state)
     assert_pool_close(got.pool, want.pool, None if width == 128 else 256 // ratio)
 
@@ -42,19 +33,15 @@ def test_verify_rows_equal_single_rows(ratio, width, start):
     """Six rows in one launch, or one launch each: the same entries and ring, bit for bit."""
     whole = compress_case(ratio, width, [(start, 6)])
     alone = whole.to(torch.device("cpu"))
-    run(compress, whole, ratio, width)
+    run_compressor(compress, whole)
     for t in range(6):
         one = slice(t, t + 1)
         plan = alone.plan[one].clone()
         plan[:, 3] = 0
-        run(
-            compress,
-            alone._replace(
-                s=alone.s[one], plan=plan, store=alone.store[one], out_loc=alone.out_loc[one]
-            ),
-            ratio,
-            width,
+        step = alone._replace(
+            s=alone.s[one], plan=plan, store=alone.store[one], out_loc=alone.out_loc[one]
         )
+        run_compressor(compress, step)
     assert torch.equal(alone.pool, whole.pool)
     assert torch.equal(alone.state, whole.state)
 
@@ -62,7 +49,7 @@ def test_verify_rows_equal_single_rows(ratio, width, start):
 def test_all_empty_window_gives_zero():
     case = compress_case(4, 512, [(0, 4)])
     case.s[:, 1024:] = -torch.inf
-    run(compress, case, 4, 512)
+    run_compressor(compress, case)
     slot = case.pool[1]
     assert (slot[:576] == 0).all()
 
@@ -73,10 +60,8 @@ def test_one_launch_equals_three(requests):
     streams = {}
     for few_rows in (True, False):
         main, index = compress_case(4, 512, requests, padded=1), compress_case(4, 128, requests, 1)
-        parts = [C4Stream(c.s, c.ape, c.state, c.norm_w, c.pool) for c in (main, index)]
-        compress.c4_compress_pair(
-            *parts, main.plan, main.store, main.cos_sin, main.out_loc, few_rows=few_rows
-        )
+        parts = [main.stream, index.stream]
+        compress.c4_compress_pair(*parts, *main.addresses, few_rows=few_rows)
         streams[few_rows] = parts
     for one, three in zip(streams[True], streams[False], strict=True):
         assert torch.equal(one.state, three.state)

@@ -70,18 +70,19 @@ def test_three_stacked_bf16_matrices_equal_each_alone():
 
 def test_swiglu():
     gate_up = torch.randn(3, 2 * 40, generator=generator(6)) * 12
-    got = kernel.swiglu(gate_up, 10.0, torch.float32)
-    want = reference.swiglu(gate_up, 10.0, torch.float32)
+    got = kernel.swiglu(gate_up, 10.0, out_dtype=torch.float32)
+    want = reference.swiglu(gate_up, 10.0, out_dtype=torch.float32)
     torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize("k", [256, 192])
 def test_swiglu_linear(k, monkeypatch):
     gate_up, w = torch.randn(3, 2 * k, generator=generator(6)) * 5, random_fp8(64, k)
-    got = kernel.swiglu_linear(gate_up, w, 10.0, torch.bfloat16, torch.float32)
-    assert_close(got, reference.swiglu_linear(gate_up, w, 10.0, torch.bfloat16, torch.float32))
+    dtypes = {"act_dtype": torch.bfloat16, "out_dtype": torch.float32}
+    got = kernel.swiglu_linear(gate_up, w, 10.0, **dtypes)
+    assert_close(got, reference.swiglu_linear(gate_up, w, 10.0, **dtypes))
     monkeypatch.setattr(kernel, "DECODE_ROWS", 0)  # prefill: three launches
-    apart = kernel.swiglu_linear(gate_up, w, 10.0, torch.bfloat16, torch.float32)
+    apart = kernel.swiglu_linear(gate_up, w, 10.0, **dtypes)
     assert torch.equal(apart, got)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from weight_cases import assert_close, generator, random_experts, random_route, random_rows
 
+from dspark.kernels.linear.reference import swiglu
 from dspark.kernels.moe import kernel, prepare_experts, reference
 from dspark.kernels.moe.words import streamed
 
@@ -150,7 +151,7 @@ def test_weights_decode_exactly(byte_value):
     chosen = reference.Route(torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int32))
     got = run(x, experts, chosen, 1e30, None)
     column = experts.dense13[0, :, 11]
-    want = reference.swiglu(column[None], 1e30, torch.bfloat16)
+    want = swiglu(column[None], 1e30, out_dtype=torch.bfloat16)
     torch.testing.assert_close(got, want, rtol=2**-7, atol=0)
 
 

@@ -3,14 +3,8 @@
 import torch
 from kv_cases import assert_pool_close, rope_table
 
-from dspark.kernels.qkv import (
-    inv_rope,
-    kv_norm_rope_store,
-    page_stride,
-    q_kv_prepare,
-    q_norm_rope,
-    reference,
-)
+from dspark.kernels.common.kv_pages import page_stride
+from dspark.kernels.qkv import inv_rope, kv_norm_rope_store, q_kv_prepare, q_norm_rope, reference
 
 EPS = 1e-6
 

@@ -1,17 +1,35 @@
-"""Byte layout of the index-key pool (one 128-wide key per C4 entry, 64 keys a page).
+"""Index keys: how they are rotated and quantised, and the byte layout of their pool.
+
+There is one 128-wide key per C4 entry, 64 keys a page.
 
 A packed page is 64 * 128 e4m3 bytes, then 64 f32 scales; a plain float32 page `[64 * 128]` keeps
 values unrounded for full-precision comparisons.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from dspark.kernels.qkv.pages import AMAX_FLOOR, FP8_MAX, decode_e4m3
+from dspark.kernels.common.fp8 import AMAX_FLOOR, FP8_MAX, decode_e4m3
 
 WIDTH = 128
 KEYS = 64  # per page
 PACKED_STRIDE = KEYS * (WIDTH + 4)  # bytes
+
+
+@lru_cache(maxsize=8)
+def _hadamard_matrix(device: torch.device) -> Tensor:
+    """f64 [128, 128] orthonormal Hadamard matrix, Sylvester order."""
+    h = torch.ones(1, 1, dtype=torch.float64, device=device)
+    while h.shape[0] < WIDTH:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
+    return h / WIDTH**0.5
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """x f64 [..., 128] times the orthonormal Hadamard matrix: spreads outliers before fp8."""
+    return x @ _hadamard_matrix(x.device)
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
