@@ -64,7 +64,9 @@ def test_list_width_and_head_count_do_not_change_bits(device):
     case = attention_case(8, 64, 128, 300, seed=4).to(device)
     whole = case.run()
     pad = torch.full((8, 8192), -1, dtype=torch.int32, device=device)
-    assert torch.equal(case._replace(x_idx=torch.cat([case.x_idx, pad], 1)).run(), whole)
+    listed = case.compressed
+    wider = case._replace(compressed=listed._replace(idx=torch.cat([listed.idx, pad], 1)))
+    assert torch.equal(wider.run(), whole)
     for first in range(0, 64, 8):
         heads = slice(first, first + 8)
         rank = case._replace(q=case.q[:, heads], sink=case.sink[heads])
@@ -75,10 +77,10 @@ def test_list_width_and_head_count_do_not_change_bits(device):
 def test_nan_everywhere_nobody_looks(device, rows):
     """NaN queries in rows with empty lists, NaN pages, NaN workspace (poisoned `empty`)."""
     case = attention_case(rows, 8, 128, 64, seed=5)
-    case.swa_len[1::2] = 0
-    case.x_len[1::2] = 0
-    case.swa_idx[1::2] = -1
-    case.x_idx[1::2] = -1
+    case.window.length[1::2] = 0
+    case.compressed.length[1::2] = 0
+    case.window.idx[1::2] = -1
+    case.compressed.idx[1::2] = -1
     case.q[1::2] = torch.nan
     out = check(case, device)
     assert torch.equal(out[1::2], torch.zeros_like(out[1::2]))
@@ -90,11 +92,12 @@ def test_pool_beyond_two_to_the_31(device, rows):
     case = attention_case(rows, 8, 128, seed=6)
     pages = 2**31 // page_stride(256) + 10
     big = torch.zeros(pages, page_stride(256), dtype=torch.uint8, device=device)
-    small = case.swa_pool.shape[0]
-    big[-small:] = case.swa_pool.to(device)
+    small = case.window.pool.shape[0]
+    big[-small:] = case.window.pool.to(device)
     shift = (pages - small) * 256
-    moved = case.to(device)._replace(swa_pool=big)
-    moved = moved._replace(swa_idx=torch.where(moved.swa_idx >= 0, moved.swa_idx + shift, -1))
+    moved = case.to(device)
+    idx = torch.where(moved.window.idx >= 0, moved.window.idx + shift, -1)
+    moved = moved._replace(window=moved.window._replace(pool=big, idx=idx))
     assert torch.equal(moved.run(), case.to(device).run())
 
 
@@ -104,8 +107,8 @@ def test_graph_replays_with_fewer_rows(device):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = case.run()
-    case.swa_len[5:] = 0
-    case.x_len[5:] = 0
+    case.window.length[5:] = 0
+    case.compressed.length[5:] = 0
     case.q[5:] = torch.nan
     graph.replay()
     torch.cuda.synchronize()
