@@ -37,6 +37,7 @@ PREFERRED_REQUESTS = 8
 MOST_REQUESTS = 48
 TOKENS_PER_REQUEST = 4096  # fewer than this a request, and fewer requests are served by default
 CONTEXT_STEP = 1024
+KEPT_CONTEXTS = 4  # a small model takes no more of a large card than this many a request
 
 
 class Load(NamedTuple):
@@ -241,6 +242,11 @@ def most_pages(load: Load, weights: Weights, available: int, static: int | None 
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
+
+
+def useful_pages(load: Load) -> int:
+    """Pages beyond which a pool would only keep prefixes that hardly anybody comes back to."""
+    return -(-KEPT_CONTEXTS * load.requests * load.context // PAGE_TOKENS)
 
 
 class Card(NamedTuple):

@@ -41,7 +41,7 @@ def measure(configurator) -> MemoryReport:
     else:
         static = static_bytes(args)
         most = memory_budget.most_pages(load, weights, available, static)
-        pages = choose_pages(args.max_total_tokens, most)
+        pages = choose_pages(args.max_total_tokens, most, memory_budget.useful_pages(load))
         more = memory_budget.what_gives_more(load, weights, available, static)
     budget = memory_budget.budget(load, weights, pages)
     if configurator.ps.tp_rank == 0:
@@ -104,13 +104,13 @@ def static_bytes(args) -> int | None:
     return int(card * args.mem_fraction_static)
 
 
-def choose_pages(tokens: int | None, most: int) -> int:
-    """Pages of the full pool: as many as were asked for, or all that fit.
+def choose_pages(tokens: int | None, most: int, useful: int) -> int:
+    """Pages of the full pool: as many as were asked for, or of those that fit all that are useful.
 
     Raises:
         UsageError: they do not fit.
     """
-    pages = most if tokens is None else tokens // PAGE_TOKENS
+    pages = min(most, useful) if tokens is None else tokens // PAGE_TOKENS
     if pages > most or pages * PAGE_TOKENS < MIN_TOKENS:
         raise UsageError(
             f"The weights leave room for a pool of {most * PAGE_TOKENS} tokens, but "
