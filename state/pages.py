@@ -126,8 +126,8 @@ class PageClearer:
             self.flush()
             return stream.record_event()
 
-    def loaded(self, swa_loc: Tensor) -> None:
+    def loaded(self, window_slot: Tensor) -> None:
         """int [n * page] window slots of whole pages whose rows arrived from the host."""
         if self._tags is not None:
             page = self._pools.geometry.page
-            self._tags.loaded(swa_loc.view(-1, page)[:, 0] // page)
+            self._tags.loaded(window_slot.view(-1, page)[:, 0] // page)

@@ -50,7 +50,7 @@ def project(captures: torch.Tensor, w: DraftWeights, config: ModelConfig) -> tor
 
 def inject(
     captures: torch.Tensor,
-    loc: torch.Tensor,
+    window_slot: torch.Tensor,
     pos: torch.Tensor,
     w: DraftWeights,
     config: ModelConfig,
@@ -61,7 +61,7 @@ def inject(
 
     Args:
         captures: [T, layers * hidden] outputs of the captured target layers, ascending layer.
-        loc: i32 [T] window slot of each token; -1 leaves it out (padding, rejected drafts).
+        window_slot: i32 [T] window slot of each token; -1 leaves it out (padding, rejected drafts).
         pos: i64 [T].
         rope: [maxpos, 64] f32 plain table; the draft never uses YaRN.
         caches: one per stage, updated in place.
@@ -75,7 +75,7 @@ def inject(
             stage.attn.kv_norm,
             rope,
             pos,
-            loc,
+            window_slot,
             cache.window,
             PAGE_TOKENS,
             config.rms_norm_eps,

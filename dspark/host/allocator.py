@@ -23,30 +23,31 @@ def extend_slots(
     page: int,
     total: int,
 ) -> torch.Tensor:
-    """Slots for positions prefix..seq-1 of each request, request after request.
+    """Token slots for positions prefix_lens..seq_lens-1 of each request, request after request.
 
     The open page of a request continues after `last_loc`; further pages come from the head of
     `free_pages` in request order.
 
     Args:
-        prefix_lens, seq_lens, last_loc: int [R]; last_loc is the slot of position prefix-1.
+        prefix_lens, seq_lens, last_loc: int [R]; last_loc is the token slot of the
+            position before the first.
         free_pages: i64 [F] page ids.
         total: sum of the lengths.
 
     Returns:
         i64 [total].
     """
-    prefix, seq = prefix_lens.to(torch.int64), seq_lens.to(torch.int64)
-    lengths = seq - prefix
-    owner = torch.repeat_interleave(torch.arange(len(prefix)), lengths, output_size=total)
+    committed, seq = prefix_lens.to(torch.int64), seq_lens.to(torch.int64)
+    lengths = seq - committed
+    owner = torch.repeat_interleave(torch.arange(len(seq)), lengths, output_size=total)
     start = lengths.cumsum(0) - lengths
-    pos = prefix[owner] + torch.arange(total) - start[owner]
-    opened = (prefix + page - 1) // page  # pages the prefix already holds
+    pos = committed[owner] + torch.arange(total) - start[owner]
+    opened = (committed + page - 1) // page  # pages the request already holds
     needed = (seq + page - 1) // page - opened
     first = needed.cumsum(0) - needed
     ordinal = pos // page - opened[owner]
     fresh = free_pages[(first[owner] + ordinal).clamp(0, max(len(free_pages) - 1, 0))]
-    continued = last_loc.to(torch.int64)[owner] + 1 + pos - prefix[owner]
+    continued = last_loc.to(torch.int64)[owner] + 1 + pos - committed[owner]
     return torch.where(ordinal >= 0, fresh * page + pos % page, continued)
 
 

@@ -57,9 +57,12 @@ class DeepseekV4ForCausalLMDSpark(nn.Module):
         return LogitsProcessorOutput(next_token_logits=out.logits, hidden_states=out.hidden)
 
     @torch.no_grad()
-    def inject(self, captures: torch.Tensor, loc: torch.Tensor, pos: torch.Tensor, backend) -> None:
+    def inject(
+        self, captures: torch.Tensor, window_slot: torch.Tensor, pos: torch.Tensor, backend
+    ) -> None:
         """Store draft latents of committed tokens (`dspark.target.draft.inject`)."""
-        inject(captures, loc, pos, self.weights, self.config, backend.rope, backend.layer_caches)
+        rope, caches = backend.rope, backend.layer_caches
+        inject(captures, window_slot, pos, self.weights, self.config, rope, caches)
 
 
 def draft_directory() -> str:
