@@ -5,7 +5,15 @@ import sys
 from collections.abc import Callable
 
 from dspark.errors import UsageError
-from dspark.host import arguments, config_file, cpu_hooks, hooks, http_hooks, seams
+from dspark.host import (
+    arguments,
+    config_file,
+    cpu_hooks,
+    hooks,
+    http_hooks,
+    seams,
+    start_log,
+)
 from dspark.host.command_line import flag_value
 
 HOOKS: dict[str, Callable] = {
@@ -46,6 +54,9 @@ HOOKS: dict[str, Callable] = {
         hooks.show_all_ids_of_aborted
     ),
     "managers.scheduler.Scheduler._forward_isolation": hooks.count_penalties_at_forward,
+    "sampling.penaltylib.min_new_tokens.BatchedMinNewTokensPenalizer._prepare": (
+        hooks.hold_back_every_end
+    ),
     "sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply": hooks.penalise_in_order,
     "speculative.dflash_utils.validate_dflash_request": hooks.check_draft_request,
     "managers.schedule_batch.Req.update_finish_state": hooks.finish_in_token_order,
@@ -127,6 +138,7 @@ def put_in_place() -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    start_log.leave_out_what_is_untrue(hooks.is_ours_so_far)
     for target, hook in HOOKS.items():
         HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AROUND)
     ATTENTION_BACKENDS[seams.ATTENTION_BACKEND] = make_backend

@@ -76,7 +76,7 @@ class ModelConfig:
     yarn: YarnConfig
     max_position_embeddings: int
     bos_token_id: int
-    eos_token_id: int
+    eos_token_ids: tuple[int, ...]  # each ends a text
     dspark: DSparkConfig | None  # None: no DSpark draft in this checkpoint
 
     @classmethod
@@ -127,7 +127,7 @@ class ModelConfig:
             yarn=_yarn(fields),
             max_position_embeddings=fields.positive("max_position_embeddings"),
             bos_token_id=fields.integer("bos_token_id"),
-            eos_token_id=fields.integer("eos_token_id"),
+            eos_token_ids=fields.token_ids("eos_token_id"),
             dspark=_dspark(fields, ratios, draft_stages),
         )
         _check_relations(built)
@@ -232,6 +232,14 @@ class Fields:
         self.require(name, is_list, "a list of integers")
         return tuple(value)
 
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One id or a list of them."""
+        value = self.get(name)
+        ids = tuple(value) if isinstance(value, list | tuple) else (value,)
+        fits = bool(ids) and all(_is_int(token) and token >= 0 for token in ids)
+        self.require(name, fits, "a token id or a list of token ids")
+        return ids
+
     def nested(self, name: str) -> "Fields":
         value = self.get(name)
         self.require(name, isinstance(value, Mapping), "an object")
@@ -332,9 +340,10 @@ def _check_relations(config: ModelConfig) -> None:
             f"config.json: num_hash_layers {config.num_hash_layers} exceeds "
             f"num_hidden_layers {config.num_hidden_layers}."
         )
-    for name in ("bos_token_id", "eos_token_id"):
-        if getattr(config, name) >= config.vocab_size:
+    special = [("bos_token_id", config.bos_token_id)]
+    special += [("eos_token_id", token) for token in config.eos_token_ids]
+    for name, token in special:
+        if token >= config.vocab_size:
             raise ConfigError(
-                f"config.json: {name} {getattr(config, name)} is outside the vocabulary of "
-                f"{config.vocab_size}."
+                f"config.json: {name} {token} is outside the vocabulary of {config.vocab_size}."
             )

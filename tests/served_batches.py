@@ -130,6 +130,7 @@ def request(prompt_len: int, name: str = "r", **sampling: Any) -> Any:
         origin_input_ids=[4] * prompt_len,
         output_ids=[],
         tokenizer=SimpleNamespace(eos_token_id=1, additional_stop_token_ids=None),
+        eos_token_ids={1},
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dspark import options
 from dspark.errors import UsageError
-from dspark.host import config_file, memory_flags, tuned, warm_up
+from dspark.host import config_file, memory_flags, start_log, tuned, warm_up
 from dspark.host.config_file import ARCHITECTURE, read_config
 from dspark.speculation.settings import Settings
 from dspark.target.caches import PAGE_TOKENS
@@ -143,6 +143,7 @@ def resolve(original, server_args) -> None:
         refuse_sibling(server_args)
         original(server_args)
         return
+    start_log.leave_out_what_is_untrue(lambda: True)
     config = checkpoint_config(server_args)
     if server_args.speculative_algorithm is not None:
         server_args.speculative_algorithm = server_args.speculative_algorithm.upper()

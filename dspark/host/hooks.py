@@ -139,6 +139,14 @@ def is_ours() -> bool:
     return arguments.is_deepseek_v4(get_server_args())
 
 
+def is_ours_so_far() -> bool:
+    """`is_ours`, and False where this process does not know its arguments yet."""
+    try:
+        return is_ours()
+    except ValueError:
+        return False
+
+
 def count_penalties_later(original, batch):
     if batch.enable_overlap and is_ours():
         return None  # counted by count_penalties_at_forward
@@ -188,6 +196,14 @@ def manager_is_ours(manager) -> bool:
     from sglang.srt.configs.model_config import is_deepseek_v4
 
     return is_deepseek_v4(manager.model_config.hf_config)
+
+
+def hold_back_every_end(original, penalizer):
+    original(penalizer)
+    if is_ours():
+        from dspark.host.target_penalties import hold_back_every_end
+
+        hold_back_every_end(penalizer)
 
 
 def penalise_in_order(original, orchestrator, logits, repeat=None):

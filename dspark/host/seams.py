@@ -277,6 +277,11 @@ SEAMS = (
     ),
     Seam("managers.scheduler.Scheduler._forward_isolation", Use.HOOK, ("self", "batch", "overlap")),
     Seam(
+        "sampling.penaltylib.min_new_tokens.BatchedMinNewTokensPenalizer._prepare",
+        Use.HOOK,
+        ("self",),
+    ),
+    Seam(
         "sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply",
         Use.HOOK,
         ("self", "logits", "repeat"),

@@ -3,8 +3,9 @@
 While SGLang overlaps steps, its penalties miss the token of the step in flight and count the
 prompt's last token instead. Here that token is counted at the head of the forward, where it is
 on the device. Without overlap SGLang applies additive and scaling penalties in the order of a
-set, which changes from process to process; here additive ones always come first. And a request
-that was retracted starts from nothing in SGLang; here its output so far is counted again.
+set, which changes from process to process; here additive ones always come first. A request
+that was retracted starts from nothing in SGLang; here its output so far is counted again. And
+min_new_tokens knows no end token but the tokenizer's; here it holds all of them back.
 """
 
 from typing import Any
@@ -55,6 +56,16 @@ def recall_output(batch: Any) -> None:
         for (penalizer, name), before in zip(sums, others, strict=True):
             before[row] = getattr(penalizer, name)[row]
             setattr(penalizer, name, before)
+
+
+def hold_back_every_end(penalizer: Any) -> None:
+    """Add the end tokens of config.json to those that min_new_tokens holds back.
+
+    SGLang's penalizer has prepared `stop_token_penalties`, f32 [R, N]: -inf at the tokenizer's end
+    token and the request's stops, 0 elsewhere. A request ends at any id of `eos_token_id`, too.
+    """
+    for row, req in enumerate(penalizer.orchestrator.reqs()):
+        penalizer.stop_token_penalties[row, sorted(req.eos_token_ids or ())] = float("-inf")
 
 
 def apply_in_order(orchestrator: Any, logits: torch.Tensor) -> None:

@@ -29,11 +29,13 @@ def is_penalised(params: Any) -> bool:
 
 
 def stop_ids(req: Any) -> set[int]:
-    """Tokens that min_new_tokens holds back, as SGLang chooses them.
+    """Tokens that min_new_tokens holds back: all that would end the request.
 
+    SGLang itself leaves out those of the checkpoint's configuration (`host.target_penalties`).
     There is a tokenizer: SGLang refuses min_new_tokens (status 400) on a server without one.
     """
     found = set(req.sampling_params.stop_token_ids or ())
+    found |= set(req.eos_token_ids or ())
     found |= set(getattr(req.tokenizer, "additional_stop_token_ids", None) or ())
     if req.tokenizer.eos_token_id is not None:
         found.add(req.tokenizer.eos_token_id)

@@ -184,7 +184,7 @@ def _bigram(config: ModelConfig, recipe: Recipe, rank: int) -> torch.Tensor:
     All ordinary tokens form one cycle. Special tokens get zero rows: the model never ends a
     sequence by itself, so a test decides how many tokens it wants.
     """
-    special = {config.bos_token_id, config.eos_token_id}
+    special = {config.bos_token_id, *config.eos_token_ids}
     if config.dspark:
         special.add(config.dspark.noise_token_id)
     order = Stream("cycle", recipe.seed).normal((config.vocab_size,), 1.0).argsort(stable=True)

@@ -62,6 +62,10 @@ def test_each_missing_field_is_named(field):
         ({"o_groups": 3}, "o_groups 3 does not divide num_attention_heads 4"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 exceeds n_routed_experts 8"),
         ({"num_hash_layers": 6}, "num_hash_layers 6 exceeds num_hidden_layers 5"),
+        ({"eos_token_id": [3, 512]}, "eos_token_id 512 is outside the vocabulary of 512"),
+        ({"eos_token_id": []}, "eos_token_id must be a token id or a list of token ids, got []"),
+        ({"eos_token_id": [1, -1]}, "eos_token_id must be a token id or a list of token ids"),
+        ({"eos_token_id": [True]}, "eos_token_id must be a token id or a list of token ids"),
         ({"eos_token_id": 512}, "eos_token_id 512 is outside the vocabulary of 512"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.type must be 'yarn', got 'linear'"),
         ({"rope_scaling": {"type": "yarn"}}, "no field rope_scaling.factor"),
@@ -135,3 +139,8 @@ def test_unreadable_config_file(tmp_path, content, sentence):
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=sentence):
         ModelConfig.from_checkpoint(tmp_path)
+
+
+def test_one_end_token_or_several():
+    assert ModelConfig.from_hf(changed(eos_token_id=7)).eos_token_ids == (7,)
+    assert ModelConfig.from_hf(changed(eos_token_id=[279, 474])).eos_token_ids == (279, 474)

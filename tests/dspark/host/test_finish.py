@@ -38,11 +38,11 @@ class Letters:
         return [ord(c) - 97 for c in text]
 
 
-def request(limit, tokenizer=None, vocab=VOCAB, **settings):
+def request(limit, tokenizer=None, vocab=VOCAB, ends=(EOS,), **settings):
     tokenizer = tokenizer or Letters()
     params = SamplingParams(max_new_tokens=limit, **settings)
     params.normalize(tokenizer)
-    req = Req("rid", "", array("q", [5, 6]), params, vocab_size=vocab, eos_token_ids={EOS})
+    req = Req("rid", "", array("q", [5, 6]), params, vocab_size=vocab, eos_token_ids=set(ends))
     req.tokenizer = tokenizer
     return req
 
@@ -65,6 +65,17 @@ def feed(req, tokens, run):
 
 
 TEXT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]
+
+
+@pytest.mark.parametrize("end", [27, 47])
+@pytest.mark.parametrize("place", range(6))
+def test_every_end_token_of_a_list_ends_a_request_at_every_offset(end, place):
+    """As `eos_token_id: [27, 47]` in config.json; neither is the tokenizer's."""
+    run = [*TEXT[:place], end, *TEXT[place:5]]
+    assert feed(request(9, ends=(27, 47)), run, 6) == (
+        [*TEXT[:place], end],
+        {"type": "stop", "matched": end},
+    )
 
 
 @pytest.mark.parametrize("run", [2, 3, 4, 5, 6])

@@ -97,10 +97,22 @@ def run_worker(before: str = "", after: str = "", **env: str) -> subprocess.Comp
     )
 
 
+SECRET = """
+import dataclasses
+from sglang.srt.server_args import ServerArgs
+args = object.__new__(ServerArgs)
+for field in dataclasses.fields(ServerArgs):
+    object.__setattr__(args, field.name, None)
+args.api_key, args.admin_api_key, args.port = "open sesame", "close sesame", 4711
+assert "sesame" not in f"{args=}" and "port=4711" in f"{args=}", args
+print("SECRET")
+"""
+
+
 def test_every_hook_takes_and_other_models_pass_through():
-    done = run_worker(after=CHECK + INERT)
+    done = run_worker(after=CHECK + INERT + SECRET)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["ACTIVE", "INERT"]
+    assert done.stdout.split() == ["ACTIVE", "INERT", "SECRET"]
 
 
 def test_a_hook_that_sglang_could_not_apply_stops_the_worker():

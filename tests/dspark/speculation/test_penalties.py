@@ -14,8 +14,12 @@ from sglang.srt.sampling.penaltylib import (
 )
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from dspark.host.target_penalties import apply_in_order, count_token_in_flight
-from dspark.speculation.penalties import Penalties, is_penalised
+from dspark.host.target_penalties import (
+    apply_in_order,
+    count_token_in_flight,
+    hold_back_every_end,
+)
+from dspark.speculation.penalties import Penalties, is_penalised, stop_ids
 
 VOCAB, ROWS = 24, 6
 SETTINGS = [
@@ -34,6 +38,7 @@ def request(settings, prompt=7, output=()):
     return SimpleNamespace(
         sampling_params=params,
         tokenizer=tokenizer,
+        eos_token_ids={1, 11},  # config.json may name more than the tokenizer
         origin_input_ids=[4] * prompt,
         output_ids=list(output),
     )
@@ -54,7 +59,11 @@ def stock(reqs):
         BatchedPresencePenalizer,
         BatchedRepetitionPenalizer,
     ]
-    return batch, BatchedPenalizerOrchestrator(VOCAB, batch, kinds)
+    made = BatchedPenalizerOrchestrator(VOCAB, batch, kinds)
+    minimum = made.penalizers[BatchedMinNewTokensPenalizer]
+    if minimum.is_prepared():
+        hold_back_every_end(minimum)
+    return batch, made
 
 
 def penalise_by_stock(orchestrator, logits):
@@ -135,6 +144,17 @@ def test_penalised_requests_are_recognised(settings):
 
 
 # Target-only serving.
+
+
+def test_min_new_tokens_holds_back_every_end_token_in_both_modes():
+    """The tokenizer's (1, 2), the request's (3, 5), and that of config.json alone (11)."""
+    req = request(SETTINGS[3])
+    batch, reference = stock([req, request({})])
+    row, other = penalise_by_stock(reference, torch.zeros(2, VOCAB))
+    assert torch.where(row == -torch.inf)[0].tolist() == [1, 2, 3, 5, 11]
+    assert not other.any()  # a neighbour without a minimum
+    assert stop_ids(req) == {1, 2, 3, 5, 11}
+    del batch
 
 
 def test_additive_penalties_come_before_scaling_ones():
