@@ -58,7 +58,7 @@ algorithm = Some(is_dspark=lambda: True)
 future = Some(spec_algo=Some(is_dspark=lambda: False), device="cpu")
 calls = [
     hooks.resolve_arguments(original, args),
-    hooks.check_request(original, Some(model_config=Some(hf_config=llama)), None, [-1]),
+    hooks.check_prompt(original, Some(model_config=Some(hf_config=llama)), None, [-1]),
     cpu_hooks.allow_dspark_on_cpu(original, args),
     hooks.build_kv_pool(original, None, is_dsv4_model=False),
     hooks.build_allocator(original, None, is_dsv4_model=False),
