@@ -67,6 +67,7 @@ HOOKS: dict[str, Callable] = {
     "layers.sampler.Sampler._preprocess_logits": hooks.prepare_logits,
     "layers.sampler.Sampler.forward": hooks.mark_broken_tokens,
     "managers.scheduler.Scheduler._relay_forward_payload": hooks.relay_ordinary_tokens,
+    "layers.logprob_processor.get_token_ids_logprobs_raw": hooks.empty_rows_as_tensors,
     "managers.scheduler.Scheduler.get_internal_state": hooks.add_dspark_section,
     "managers.scheduler.Scheduler.on_idle": hooks.check_state_when_idle,
     "managers.scheduler.Scheduler.get_new_batch_prefill": hooks.decode_between_chunks,

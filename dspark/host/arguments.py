@@ -87,6 +87,8 @@ UNSERVED = (
     ),
     Unserved(("decoupled_spec_role",), "a decoupled draft server"),
     Unserved(("use_ray",), "Ray workers"),
+    # SGLang loads no plugin in their processes, so that nobody would check requests there.
+    Unserved(("tokenizer_worker_num",), "several tokenizer processes"),
 )
 
 

@@ -332,3 +332,28 @@ def check_state_when_idle(original, scheduler):
     pool = scheduler.tp_worker.model_runner.token_to_kv_pool
     if isinstance(pool, DSparkKVPool) and scheduler.is_fully_idle():
         pool.state.check_when_idle()
+
+
+def empty_rows_as_tensors(
+    original,
+    logprobs,
+    token_ids_logprobs_list,
+    stage,
+    extend_logprob_pruned_lens_cpu=None,
+    no_copy_to_cpu=False,
+):
+    """get_token_ids_logprobs_raw: a request that asks for no tokens beside one that does.
+
+    SGLang puts an empty list among the tensors, and the scheduler then ends on asking it for its
+    values.
+    """
+    values, tokens = original(
+        logprobs,
+        token_ids_logprobs_list,
+        stage,
+        extend_logprob_pruned_lens_cpu,
+        no_copy_to_cpu,
+    )
+    if no_copy_to_cpu and is_ours():
+        values = [logprobs.new_empty(0) if isinstance(row, list) else row for row in values]
+    return values, tokens

@@ -366,6 +366,17 @@ SEAMS = (
         ("logprobs", "top_logprobs_nums", "token_ids_logprobs", "batch_next_token_ids"),
     ),
     Seam(
+        "layers.logprob_processor.get_token_ids_logprobs_raw",
+        Use.HOOK,
+        (
+            "logprobs",
+            "token_ids_logprobs_list",
+            "stage",
+            "extend_logprob_pruned_lens_cpu",
+            "no_copy_to_cpu",
+        ),
+    ),
+    Seam(
         "managers.utils.GenerationBatchResult",
         Use.CALL,
         (

@@ -67,6 +67,7 @@ def test_plain_arguments_are_served():
         ({"enable_dp_attention": True}, "--enable-dp-attention"),
         ({"dp_size": 2}, "--dp-size"),
         ({"pp_size": 2}, "--pp-size"),
+        ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
         ({"attn_cp_size": 2}, "--attn-cp-size"),
         ({"ep_size": 2}, "--ep-size"),
         ({"disaggregation_mode": "prefill"}, "--disaggregation-mode"),
