@@ -4,13 +4,14 @@ Every family's `kernel.py` holds a `LAUNCH: dict[str, LaunchConfig]`, what its w
 There is no autotuner: timing noise must never choose the order of a sum.
 """
 
-import hashlib
 import importlib
 import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from dspark.kernels.common.sources import source_sha256
 
 FAMILIES = (
     "accept",
@@ -50,13 +51,6 @@ def configurations() -> dict[str, LaunchConfig]:
         for family in FAMILIES
         for op, config in _kernel_module(family).LAUNCH.items()
     }
-
-
-def source_sha256(family: str) -> str:
-    """Hash of a family's sources: a tuned configuration is valid for these only."""
-    folder = Path(_kernel_module(family).__file__).parent
-    sources = b"".join(file.read_bytes() for file in sorted(folder.glob("*.py")))
-    return hashlib.sha256(sources).hexdigest()
 
 
 def load_winner(path: Path, sm: int) -> bool:
