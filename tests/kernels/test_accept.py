@@ -1,4 +1,4 @@
-"""K27: greedy acceptance by hand, and rejection sampling against exact probabilities."""
+"""Greedy acceptance by hand, and rejection sampling against exact probabilities."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""K23-K29 on a CUDA device: exact against the reference, deterministic, graph-safe, large pools."""
+"""The ops around a step on a GPU: the reference's values, deterministic, graph-safe, any size."""
 
 import random
 
@@ -51,7 +51,7 @@ def captured(function):
     return graph, output
 
 
-# --- K23 ----------------------------------------------------------------------------------------
+# --- step ---------------------------------------------------------------------------------------
 
 
 def step_problem(requests=8, slots=9, pages=16, seed=0):
@@ -119,7 +119,7 @@ def test_step_meta_graph_replays_with_fewer_requests(device):
     assert_equal(output, step_reference.step_meta(**fewer))
 
 
-# --- K24, K25 -----------------------------------------------------------------------------------
+# --- draft --------------------------------------------------------------------------------------
 
 
 def draft_problem(requests, device, vocab=VOCAB // 8):
@@ -196,7 +196,7 @@ def test_confidence(device):
     assert torch.equal(alone.logit[0], got.logit[3])
 
 
-# --- K26 ----------------------------------------------------------------------------------------
+# --- schedule -----------------------------------------------------------------------------------
 
 
 def test_schedule_against_the_sort(device):
@@ -240,7 +240,7 @@ def test_one_schedule_graph_serves_every_budget_and_batch(device):
         confidence.copy_(torch.rand(64, GAMMA, generator=torch.Generator().manual_seed(b)))
 
 
-# --- K27 ----------------------------------------------------------------------------------------
+# --- accept -------------------------------------------------------------------------------------
 
 
 def accept_problem(requests, vocab=VOCAB, seed=0):
@@ -313,7 +313,7 @@ def test_accept_sampled_rows_do_not_depend_on_the_batch(device):
             assert torch.equal(a, b[rows]), name
 
 
-# --- K28, K29 -----------------------------------------------------------------------------------
+# --- collective, state --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

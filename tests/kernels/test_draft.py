@@ -1,4 +1,4 @@
-"""K24 and K25: the Markov chain of drafts and their confidence."""
+"""The Markov chain of drafts and their confidence."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""K15-K17 references: formulas, exact selection around every boundary, bounded memory."""
+"""The indexer's references: formulas, exact selection around every boundary, bounded memory."""
 
 import pytest
 import torch

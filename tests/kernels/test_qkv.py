@@ -1,4 +1,4 @@
-"""K10, K11 references: formulas, byte layout, padded rows, batch invariance."""
+"""Query and latent references: formulas, byte layout, padded rows, batch invariance."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""K26 against a sort written out in Python."""
+"""The schedule against a sort written out in Python."""
 
 import itertools
 import random

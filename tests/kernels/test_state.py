@@ -1,4 +1,4 @@
-"""K29 against hand-computed rows."""
+"""Emptied rows against hand-computed rows."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""K23 against a brute-force oracle that walks rows and positions one by one."""
+"""Addresses against a brute-force oracle that walks rows and positions one by one."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""K27 kernels against the reference, over several vocabulary chunks."""
+"""The accept kernels against the reference, over several vocabulary chunks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""K24 and K25 kernels against the reference."""
+"""The draft kernels against the reference."""
 
 import pytest
 import torch

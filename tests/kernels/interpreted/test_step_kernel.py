@@ -1,4 +1,4 @@
-"""K23 kernels against the reference, on every kind of forward."""
+"""The step kernels against the reference, on every kind of forward."""
 
 import pytest
 import torch
