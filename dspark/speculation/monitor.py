@@ -19,13 +19,15 @@ class AcceptanceMonitor:
     def __init__(self, depth: int):
         self.depth = depth
         self.steps = 0  # verify steps, one per request
-        self.reached = [0] * depth  # how often draft k was accepted
+        self.reached = [0] * depth  # how often draft k was accepted and delivered
         self._stuck_at: int | None = None
         self._stuck_for = 0
         self.warning: str | None = None
 
     def record(self, accepted: Sequence[int]) -> None:
-        """accepted: drafts accepted of each request of one step."""
+        """accepted: drafts delivered of each request of one step; none for a step of nobody."""
+        if not accepted:
+            return
         self.steps += len(accepted)
         for count in accepted:
             for k in range(count):
@@ -33,7 +35,7 @@ class AcceptanceMonitor:
         self._watch(accepted)
 
     def _watch(self, accepted: Sequence[int]) -> None:
-        value = accepted[0] if accepted and len(set(accepted)) == 1 else None
+        value = accepted[0] if len(set(accepted)) == 1 else None
         if value not in (0, self.depth):
             value = None
         if value is None or value != self._stuck_at:

@@ -48,6 +48,15 @@ def test_changing_or_mixed_acceptance_is_not_stuck():
     assert monitor.report()["warning"] is None
 
 
+def test_a_step_of_finished_requests_says_nothing():
+    monitor = AcceptanceMonitor(depth=5)
+    for _ in range(STUCK_STEPS):
+        monitor.record([5])
+        monitor.record([])
+    assert monitor.steps == STUCK_STEPS
+    assert "all 5 drafts" in monitor.report()["warning"]
+
+
 def test_steady_acceptance_between_the_ends_is_not_stuck():
     monitor = AcceptanceMonitor(depth=5)
     for _ in range(2 * STUCK_STEPS):
