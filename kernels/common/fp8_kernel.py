@@ -1,4 +1,4 @@
-"""The one f32 -> e4m3 conversion of all kernels."""
+"""Triton's side of `fp8.py`: the one f32 -> e4m3 conversion of all kernels."""
 
 import triton
 import triton.language as tl

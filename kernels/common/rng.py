@@ -1,7 +1,7 @@
 """Counter-based random numbers: a pure function of (seed, position, purpose, token).
 
 No state is kept, so a request draws the same numbers alone or in a batch, on every rank and in
-every launch shape. The hash uses 32-bit multiply, xor and shift only (Triton twin: `kernel.py`,
+every launch shape. The hash uses 32-bit multiply, xor and shift only (Triton twin: `rng_kernel.py`,
 the same bits). Two independent 32-bit lanes name the stream; two streams coincide with
 probability 2^-64.
 """

@@ -1,4 +1,4 @@
-"""Triton twin of the counter-based generator in `rng/__init__.py`: the same bits.
+"""Triton twin of the counter-based generator in `rng.py`: the same bits.
 
 All words are uint32; a stream is the pair of lanes (a, b).
 """

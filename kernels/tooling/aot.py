@@ -84,7 +84,9 @@ def problems_of(entry: AotEntry, ptx: str, resources: Resources) -> list[str]:
         problems.append("is not code for sm_89")
     problems += [f"uses {word}, which Ada lacks" for word in FORBIDDEN if word in ptx]
     if "e4m3x2.f16x2" in ptx:
-        problems.append("rounds f32 to e4m3 by way of fp16; use dspark.kernels.common.fp8.to_e4m3")
+        problems.append(
+            "rounds f32 to e4m3 by way of fp16; use dspark.kernels.common.fp8_kernel.to_e4m3"
+        )
     if entry.expects_mma and "mma.sync" not in ptx:
         problems.append("should use the tensor cores and does not")
     return problems
