@@ -111,6 +111,8 @@ FIXED = (
     Fixed("model_impl", ("auto", "sglang"), "it brings its own model"),
 )
 
+REASONING_PARSER, TOOL_CALL_PARSER = "deepseek-v4", "deepseekv4"  # SGLang's names for this model
+
 UNSERVED_ENVIRONMENT = {
     "SGLANG_OPT_USE_ONLINE_COMPRESS": "online C128 compression, which cannot be rolled back",
     "SGLANG_EXPERIMENTAL_ONLINE_C128_MTP": "online C128 compression, which cannot be rolled back",
@@ -327,6 +329,9 @@ def fill_defaults(server_args, config: ModelConfig, on_cpu: bool) -> None:
         server_args.cuda_graph_max_bs_decode = server_args.max_running_requests
     if not has_tokenizer(server_args):
         server_args.skip_tokenizer_init = True
+    if not server_args.skip_tokenizer_init:
+        server_args.reasoning_parser = server_args.reasoning_parser or REASONING_PARSER
+        server_args.tool_call_parser = server_args.tool_call_parser or TOOL_CALL_PARSER
     if on_cpu:
         server_args.sleep_on_idle = True  # an idle worker would otherwise spin on a core
     for name, value in default_environment(server_args, on_cpu).items():

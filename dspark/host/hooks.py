@@ -71,6 +71,100 @@ def build_request_slots(original, configurator, **kwargs):
     return build_request_slots(configurator, **kwargs)
 
 
+def refuse_control(original, manager, *args, **kwargs):
+    """Around every method of `control.NOT_SERVED`."""
+    if manager_is_ours(manager):
+        from dspark.host.control import refused_sentence
+        from dspark.host.refusal import NotServed
+
+        raise NotServed(refused_sentence(original.__name__))
+    return original(manager, *args, **kwargs)
+
+
+def check_settings(original, manager, obj):
+    if manager_is_ours(manager):
+        from dspark.host import control
+
+        refuse_if(control.find_settings_fault(obj.server_args))
+    return original(manager, obj)
+
+
+def check_delay(original, manager, obj, request=None):
+    if manager_is_ours(manager):
+        from dspark.host import control
+
+        refuse_if(control.find_delay_fault(obj.forward_sleep_time))
+    return original(manager, obj, request)
+
+
+def pause_by_abort(original, manager, obj):
+    if obj.mode != "abort" or not manager_is_ours(manager):
+        return original(manager, obj)
+    from dspark.host.control import abort_behind_a_pause
+
+    return abort_behind_a_pause(original, manager, obj)
+
+
+def check_profile(original, manager, req=None):
+    if req is not None and manager_is_ours(manager):
+        from dspark.host import control
+
+        refuse_if(control.find_profile_fault(req))
+    return original(manager, req)
+
+
+def answer_profile(original, manager, req):
+    if not manager_is_ours(manager):
+        return original(manager, req)
+    from dspark.host.refusal import with_its_sentence
+
+    return with_its_sentence(original(manager, req))
+
+
+def keep_one_profile(original, profiler, recv_req):
+    """SGLang says that a profile is being taken, and starts another one over it all the same."""
+    if not is_ours():
+        return original(profiler, recv_req)
+    from sglang.srt.managers.io_struct import ProfileReqOutput, ProfileReqType
+
+    if recv_req.req_type == ProfileReqType.START_PROFILE and profiler.profile_in_progress:
+        message = "Profiling is already in progress; call /stop_profile first."
+        return ProfileReqOutput(success=False, message=message)
+    return original(profiler, recv_req)
+
+
+def refuse_if(fault: str | None) -> None:
+    from dspark.host.refusal import NotServed
+
+    if fault is not None:
+        raise NotServed(fault)
+
+
+def serve_chat(original, serving, tokenizer_manager, template_manager):
+    """OpenAIServingChat.__init__ is where a process first needs the parsers of answers."""
+    if manager_is_ours(tokenizer_manager):
+        from dspark.host import parsers
+
+        parsers.install()
+    original(serving, tokenizer_manager, template_manager)
+
+
+def finish_tool_calls(original, serving, *args, **kwargs):
+    if not manager_is_ours(serving.tokenizer_manager):
+        return original(serving, *args, **kwargs)
+    from dspark.host import parsers
+
+    return parsers.finish_tool_calls(original, serving, *args, **kwargs)
+
+
+def finish_reasoning(original, serving, *args, **kwargs):
+    if not manager_is_ours(serving.tokenizer_manager):
+        return original(serving, *args, **kwargs)
+    from dspark.host import parsers
+
+    return parsers.finish_reasoning(original, serving, *args, **kwargs)
+
+
 def build_kv_pool(original, configurator, **kwargs):
     if not kwargs["is_dsv4_model"]:
         return original(configurator, **kwargs)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dspark import embedded
 from dspark.commands.local_server import LocalServer
 from dspark.target.checkpoint import presets
 from dspark.target.checkpoint.make import ACCEPTANCE, make_checkpoint
@@ -35,10 +36,15 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """Function (acceptance, preset) -> directory of a small checkpoint, written once."""
+    """Function (acceptance, preset) -> directory of a small checkpoint, written once.
+
+    The preset `embedded` is the trained one that ships with the package.
+    """
     root = tmp_path_factory.mktemp("serving")
 
     def make(acceptance: str = "none", preset: str = "tiny") -> Path:
+        if preset == "embedded":
+            return embedded.checkpoint()
         directory = root / f"{preset}-{acceptance}"
         if not directory.exists():
             config, alpha = presets.PRESETS[preset](), ACCEPTANCE[acceptance]
