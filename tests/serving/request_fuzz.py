@@ -1,0 +1,290 @@
+"""Requests for the fuzzer: every endpoint, valid ones and ones with a field gone wrong.
+
+A request is a `Sent`: path, JSON body, and whether its answer is determined, so that both modes
+must give it. Lengths stay small: `max_new_tokens` and its like are never left out, and where they
+go wrong they do so in a way that is to be refused.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import requests
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from serving.prompts import VOCAB
+
+from dspark.host.requests import table
+
+TIMEOUT_S = 300
+KEPT = {  # of an answer: what both modes must agree on
+    *("text", "output_ids", "meta_info", "finish_reason", "prompt_tokens", "completion_tokens"),
+    *("choices", "index", "message", "delta", "content", "usage", "tokens", "count", "scores"),
+    *("response", "input_tokens", "output_tokens", "stop_reason", "type", "matched", "length"),
+    *("predictions", "done_reason", "prompt_eval_count", "eval_count", "tool_calls"),
+}
+HOSTILE: list[Any] = [
+    *(None, True, False, 0, 1, -1, 1.0, 1.5, -0.5, 2**31, 2**63, 2**64, -(2**63) - 1, 1e39),
+    *("", "x", "1", "true", "\0", "a" * 1000, "(", "<｜end▁of▁sentence｜>"),
+    *([], [[]], [None], [1], [-1], [VOCAB], ["x", 1], [[1], [2.5]], {}, {"x": 1}, {"type": "x"}),
+    *(
+        {"7": 1e39},
+        {"-1": 1},
+        {"7": "x"},
+        [{}],
+        [{"role": "user"}],
+        [{"role": "user", "content": 5}],
+    ),
+]
+HOSTILE_LENGTH: list[Any] = [-1, 1.5, 4.0, "4", True, [4], {}, 2**31, 2**63]
+HOSTILE_CHOICES: list[Any] = [0, -1, 1.5, 2.0, "2", True, 129, 10**6, [2], 2]
+LENGTHS = ("max_new_tokens", "max_tokens", "max_completion_tokens", "num_predict")
+
+
+class Sent(NamedTuple):
+    path: str
+    body: Any
+    determined: bool = True
+
+
+token = st.integers(2, VOCAB - 1)
+tokens = st.lists(token, min_size=1, max_size=40)
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+length = st.integers(1, 8)
+GREEDY = st.just(0) | st.just(0.0)
+
+SAMPLING = {
+    "top_p": st.sampled_from([1, 0.9, 0.1]),
+    "top_k": st.sampled_from([-1, 1, 20]),
+    "min_p": st.sampled_from([0, 0.1]),
+    "frequency_penalty": st.sampled_from([0, 0.5, -2]),
+    "presence_penalty": st.sampled_from([0, 1.5]),
+    "repetition_penalty": st.sampled_from([1, 1.3]),
+    "logit_bias": st.dictionaries(token.map(str), st.floats(-100, 100), max_size=3),
+    "stop": words | st.lists(words, max_size=2),
+    "stop_token_ids": st.lists(token, max_size=3),
+    "stop_regex": st.sampled_from(["[a-z]+x", "\\d{2}"]),
+    "ignore_eos": st.booleans(),
+    "skip_special_tokens": st.booleans(),
+    "no_stop_trim": st.booleans(),
+    "n": st.integers(1, 2),
+}
+GRAMMAR = st.fixed_dictionaries({"regex": st.sampled_from(["[ab]{3}", "x+"])})
+
+
+def optional(fields: dict[str, SearchStrategy], most: int = 3) -> SearchStrategy[dict]:
+    """At most `most` of the fields."""
+    names = st.lists(st.sampled_from(sorted(fields)), unique=True, max_size=most)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({n: fields[n] for n in chosen}))
+
+
+def joined(*parts: SearchStrategy[dict]) -> SearchStrategy[dict]:
+    return st.tuples(*parts).map(lambda dicts: {k: v for each in dicts for k, v in each.items()})
+
+
+def always(**fields: SearchStrategy) -> SearchStrategy[dict]:
+    return st.fixed_dictionaries(fields)
+
+
+sampling = joined(
+    always(temperature=GREEDY, max_new_tokens=length),
+    optional(SAMPLING | {"min_new_tokens": st.just(1)}),
+    st.just({}) | GRAMMAR,
+)
+one_prompt = always(input_ids=tokens) | always(text=words)
+prompts = always(input_ids=st.lists(tokens, min_size=1, max_size=3))
+generate = joined(
+    one_prompt | prompts,
+    always(sampling_params=sampling),
+    optional(
+        {
+            "stream": st.booleans(),
+            "return_logprob": st.booleans(),
+            "top_logprobs_num": st.integers(0, 3),
+            "logprob_start_len": st.sampled_from([-1, 0]),
+            "token_ids_logprob": st.lists(token, min_size=1, max_size=2),
+            "return_text_in_logprobs": st.booleans(),
+        }
+    ),
+)
+openai = joined(
+    always(model=st.just("m"), temperature=GREEDY, max_tokens=length), optional(SAMPLING)
+)
+completion = joined(
+    openai,
+    always(prompt=tokens | words | st.lists(words, min_size=1, max_size=2)),
+    optional({"stream": st.booleans(), "echo": st.booleans(), "logprobs": st.integers(0, 3)}),
+)
+user = always(role=st.sampled_from(["user", "developer"]), content=words)
+earlier = always(role=st.sampled_from(["system", "user", "assistant", "tool"]), content=words)
+messages = st.tuples(st.lists(earlier, max_size=3), user).map(lambda pair: [*pair[0], pair[1]])
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+chat = joined(
+    openai,
+    always(messages=messages),
+    optional(
+        {
+            "stream": st.booleans(),
+            "logprobs": st.booleans(),
+            "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}]),
+            "tools": st.just([TOOL]),
+            "chat_template_kwargs": st.fixed_dictionaries({"thinking": st.booleans()}),
+            "continue_final_message": st.booleans(),
+        }
+    ),
+)
+anthropic = joined(
+    always(
+        model=st.just("m"),
+        messages=st.lists(always(role=st.just("user"), content=words), min_size=1, max_size=2),
+    ),
+    optional({"system": words}),
+)
+ollama = always(
+    model=st.just("m"),
+    stream=st.just(False),
+    options=always(temperature=GREEDY, num_predict=length),
+)
+
+VALID: dict[str, SearchStrategy[dict]] = {
+    "/generate": generate,
+    "/v1/completions": completion,
+    "/v1/chat/completions": chat,
+    "/invocations": chat,
+    "/v1/messages": joined(anthropic, always(temperature=GREEDY, max_tokens=length)),
+    "/v1/messages/count_tokens": anthropic,
+    "/api/generate": joined(ollama, always(prompt=words)),
+    "/api/chat": joined(ollama, always(messages=messages)),
+    "/vertex_generate": always(
+        instances=st.lists(always(input_ids=tokens), min_size=1, max_size=2),
+        parameters=always(sampling_params=sampling),
+    ),
+    "/v1/tokenize": always(prompt=words) | always(messages=messages),
+    "/v1/detokenize": always(tokens=tokens | st.lists(tokens, min_size=1, max_size=2)),
+    "/v1/score": always(
+        query=words, items=st.lists(words, min_size=1, max_size=2), label_token_ids=tokens
+    ),
+    "/encode": always(text=words),
+    "/classify": always(text=words),
+    "/v1/embeddings": always(input=words),
+    "/v1/classify": always(input=words),
+    "/v1/rerank": always(query=words, documents=st.lists(words)),
+}
+FIELDS = {  # that may be added, beyond those of a valid request
+    "/generate": table.GENERATE,
+    "/v1/completions": table.COMPLETION,
+    "/v1/chat/completions": table.CHAT,
+    "/invocations": table.CHAT,
+    "/v1/messages": table.ANTHROPIC,
+    "/v1/messages/count_tokens": table.COUNT_TOKENS,
+    "/api/generate": table.OLLAMA_GENERATE,
+    "/api/chat": table.OLLAMA_CHAT,
+    "/vertex_generate": table.VERTEX,
+    "/v1/tokenize": table.TOKENIZE,
+    "/v1/detokenize": table.DETOKENIZE,
+    "/v1/score": table.SCORE,
+}
+NESTED = {"sampling_params": table.SAMPLING_PARAMS, "options": table.OLLAMA_OPTIONS}
+
+
+@st.composite
+def spoiled(draw, body: dict, known) -> Any:
+    """The body with one field, at any depth, replaced, added or left out."""
+    choices = sorted({*body, *known} - set(LENGTHS) | {"no_such_field"} | {*LENGTHS} & {*body})
+    name = draw(st.sampled_from(choices))
+    inside = body.get(name)
+    if isinstance(inside, dict) and draw(st.booleans()):
+        return body | {name: draw(spoiled(inside, NESTED.get(name, inside)))}
+    if isinstance(inside, list) and inside and isinstance(inside[-1], dict) and draw(st.booleans()):
+        return body | {name: [*inside[:-1], draw(spoiled(inside[-1], inside[-1]))]}
+    if isinstance(inside, list) and inside and draw(st.booleans()):
+        return body | {name: [*inside, draw(st.sampled_from(HOSTILE))]}
+    if name in LENGTHS:
+        return body | {name: draw(st.sampled_from(HOSTILE_LENGTH))}
+    if name == "n":
+        return body | {name: draw(st.sampled_from(HOSTILE_CHOICES))}
+    if name in ("sampling_params", "parameters", "options"):  # null would lift the length
+        return body | {name: draw(st.sampled_from(["x", 5, [5], 1.5, True]))}
+    if name in body and draw(st.integers(0, 4)) == 0:
+        return {key: value for key, value in body.items() if key != name}
+    return body | {name: draw(st.sampled_from(HOSTILE))}
+
+
+def is_greedy(body: Any) -> bool:
+    """Whether the answer is determined: no parameter that makes SGLang draw tokens."""
+    if not isinstance(body, dict):
+        return True
+    places = [body, body.get("sampling_params"), body.get("options"), body.get("parameters")]
+    if isinstance(body.get("parameters"), dict):
+        places.append(body["parameters"].get("sampling_params"))
+    found = [place for place in places if isinstance(place, dict) and "temperature" in place]
+    said = [place["temperature"] for place in found]
+    return bool(said) and all(type(value) in (int, float) and value == 0 for value in said)
+
+
+@st.composite
+def sent(draw) -> Sent:
+    """One request: valid, or spoiled once or twice."""
+    path = draw(st.sampled_from(["/generate", "/v1/chat/completions", "/v1/completions", *VALID]))
+    body = draw(VALID[path])
+    for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
+        body = draw(spoiled(body, FIELDS.get(path, ())))
+    return Sent(path, body, is_greedy(body))
+
+
+class Answer(NamedTuple):
+    status: int
+    said: Any  # JSON, or the list of a stream's events
+    streamed: bool = False
+
+
+def ask(url: str, request: Sent) -> Answer:
+    response = requests.post(url + request.path, json=request.body, timeout=TIMEOUT_S)
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        return Answer(response.status_code, response.json())
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    for event in events:
+        if event.get("error"):  # a stream that was refused after its status was sent
+            return Answer(event["error"]["code"], event)
+    return Answer(response.status_code, events, streamed=True)
+
+
+def gist(said: Any) -> Any:
+    """What both modes must agree on: no ids, times or counters of drafts."""
+    if isinstance(said, dict):
+        return {key: gist(value) for key, value in said.items() if key in KEPT}
+    return [gist(each) for each in said] if isinstance(said, list) else said
+
+
+def stream_gist(events: list[dict]) -> Any:
+    """A stream's text and finish reason for each choice, however it was cut."""
+    texts: dict[int, str] = {}
+    ends: dict[int, Any] = {}
+    for event in events:
+        for choice in event.get("choices", [event]):
+            index = choice.get("index", 0)
+            delta = choice.get("delta", choice)
+            if "meta_info" in choice:  # /generate repeats the text from its start
+                texts[index] = choice.get("text", "")
+                end = choice["meta_info"]["finish_reason"]
+            else:
+                piece = delta.get("text") or delta.get("content") or ""
+                texts[index] = texts.get(index, "") + (piece if isinstance(piece, str) else "")
+                end = choice.get("finish_reason")
+            ends[index] = end or ends.get(index)
+    return texts, ends
+
+
+def agreed(answer: Answer, determined: bool) -> Any:
+    """What both modes must have in common."""
+    if answer.status != 200 or not determined:
+        return answer.status
+    shorten: Callable = stream_gist if answer.streamed else gist
+    return answer.status, shorten(answer.said)
+
+
+def sentence(said: Any) -> str:
+    """The message of a refusal, wherever the endpoint puts it."""
+    error = said.get("error", said) if isinstance(said, dict) else {}
+    return error.get("message", "") if isinstance(error, dict) else str(error)
