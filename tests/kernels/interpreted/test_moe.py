@@ -41,7 +41,7 @@ def test_prefill_matches_the_reference(monkeypatch, sorted_pairs):
 
 def test_a_row_has_the_same_bits_in_every_regime(monkeypatch):
     """Programs of pairs, tiles that find their rows, small sorted tiles, tall sorted tiles."""
-    x, experts, route = case(5, count=3, hidden=2048, width=32)
+    x, experts, route = case(3, count=2, hidden=2048, width=32)
     found = []
     for few, many, short in ((64, 512, 2048), (0, 512, 2048), (0, 0, 2048), (0, 0, 0)):
         monkeypatch.setattr(kernel, "FEW_PAIRS", few)
