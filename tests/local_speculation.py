@@ -1,11 +1,14 @@
-"""Greedy draft, verify, accept on one sequence: the library alone, no server, no scheduling."""
+"""Greedy decode steps of one sequence by the step functions: no server, no scheduling."""
 
 import torch
+from greedy_steps import greedy_request, judge
 
 from dspark.bench.local_target import LocalTarget, Rows
 from dspark.kernels.common.kv_pages import page_stride
-from dspark.kernels.draft import markov_block
 from dspark.kernels.step import draft_meta
+from dspark.speculation.commit import committed_slots
+from dspark.speculation.propose import DraftHead, Proposal, propose
+from dspark.speculation.requests import Requests
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
 from dspark.target.draft import DraftForward, block_ids, inject, run_block
@@ -40,23 +43,25 @@ class Speculation:
             return torch.full((pages, PAGE_TOKENS * 512), float("nan"))
         return torch.full((pages, page_stride(PAGE_TOKENS)), 255, dtype=torch.uint8)
 
-    def run(self, tokens: list[int], committed: int) -> list[int]:
-        """Target argmax after each token; `commit` shows the draft the rows that stay."""
+    def run(self, tokens: list[int], committed: int) -> torch.Tensor:
+        """f32 [len(tokens), N] target logits; `commit` shows the draft the rows that stay."""
         out = self.target.forward([Rows(0, committed, tokens)])
         self.captures = torch.cat(out.captures, 1)
-        return self.target.logits(out.hidden).argmax(1).tolist()
+        return self.target.logits(out.hidden)
 
     def commit(self, count: int, committed: int) -> None:
-        pos = torch.arange(committed, committed + count)
-        loc = self.target.req_to_token[1, pos]
-        inject(self.captures[:count], loc, pos, self.draft, self.config, self.rope, self.caches)
+        """Show the draft the first `count` rows of the last `run`, and no others."""
+        pos = torch.arange(committed, committed + len(self.captures))
+        window_slot = self.target.req_to_token[1, pos.clamp(max=MAX_TOKENS - 1)][None]
+        kept = committed_slots(window_slot, torch.tensor([count]))
+        inject(self.captures, kept, pos, self.draft, self.config, self.rope, self.caches)
 
-    def propose(self, bonus: int, committed: int) -> list[int]:
+    def propose(self, requests: Requests) -> Proposal:
         gamma = self.dspark.block_size
-        ids = block_ids(torch.tensor([bonus]), gamma, self.dspark.noise_token_id)
+        ids = block_ids(requests.bonus, gamma, self.dspark.noise_token_id)
         meta = draft_meta(
-            req_slot=torch.tensor([1]),
-            prefix_len=torch.tensor([committed]),
+            req_slot=requests.slot,
+            prefix_len=requests.committed,
             gamma=gamma,
             req_to_token=self.target.req_to_token,
             full_to_swa=self.target.full_to_swa,
@@ -67,26 +72,30 @@ class Speculation:
         embedded = w.embed[ids].to(self.dtype)
         forward = DraftForward(meta, self.rope, self.caches)
         out = run_block(embedded, ids, self.draft, w.head, self.config, forward)
-        base = out.logits.view(1, gamma, -1)
-        w1 = self.draft.markov_w1.to(self.dtype)
-        return (
-            markov_block(base, torch.tensor([bonus]), w1, self.draft.markov_w2).tokens[0].tolist()
+        head = DraftHead(
+            self.draft.markov_w1.to(self.dtype),
+            self.draft.markov_w2,
+            self.draft.confidence,
+            torch.ones(gamma),
+            rank=0,
+            group=None,
         )
+        return propose(out.logits, out.hidden, requests, head, depth=gamma)
 
     def generate(self, prompt: list[int], steps: int) -> tuple[list[int], list[int]]:
         """Emitted tokens and how many drafts each step accepted."""
-        emitted = [self.run(prompt, 0)[-1]]
+        emitted = [int(self.run(prompt, 0)[-1].argmax())]
         committed = len(prompt)
         self.commit(committed, 0)
         accepted = []
         for _ in range(steps):
-            drafts = self.propose(emitted[-1], committed)
-            verdict = self.run([emitted[-1], *drafts], committed)
-            count = 0
-            while count < len(drafts) and drafts[count] == verdict[count]:
-                count += 1
-            self.commit(count + 1, committed)
-            committed += count + 1
-            emitted += verdict[: count + 1]
-            accepted.append(count)
+            requests = greedy_request(1, committed, emitted[-1])
+            proposal = self.propose(requests)
+            logits = self.run([emitted[-1], *proposal.tokens[0].tolist()], committed)
+            outcome = judge(requests, proposal, logits)
+            count = int(outcome.commit_len)
+            self.commit(count, committed)
+            committed += count
+            emitted += outcome.tokens[0, :count].tolist()
+            accepted.append(count - 1)
         return emitted, accepted

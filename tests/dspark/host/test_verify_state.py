@@ -7,10 +7,11 @@ rows of rejected drafts must be empty where clearing is on, and may hold anythin
 
 import pytest
 import torch
+from greedy_steps import given, greedy_request, judge
 
 from dspark.bench.local_target import LocalTarget, Rows
 from dspark.kernels.common.kv_pages import load_slots
-from dspark.kernels.state import c128_rollback
+from dspark.state import RingRollback
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS
 from dspark.target.config import ModelConfig
 from dspark.target.weights import load_target
@@ -101,22 +102,14 @@ def test_state_after_every_verify_step(model, plain, accepts, clearing):
         rows = plain.tokens[length : length + V]
         rows[right + 1 :] = [(t + 1) % 500 for t in rows[right + 1 :]]
         out = run.forward([Rows(0, length, rows)])
-        choice = run.logits(out.hidden).argmax(-1).tolist()
-        accepted = 0
-        while accepted < V - 1 and choice[accepted] == rows[accepted + 1]:
-            accepted += 1
-        assert accepted == right
-        assert choice[accepted] == plain.tokens[length + accepted + 1]
-        commit = accepted + 1
+        requests = greedy_request(1, length, rows[0])
+        outcome = judge(requests, given(rows[1:]), run.logits(out.hidden))
+        commit = int(outcome.commit_len)
+        assert commit == right + 1
+        assert int(outcome.bonus) == plain.tokens[length + commit]
         if clearing:
-            c128_rollback(
-                run.state.tensors["c128"],
-                torch.tensor([1]),
-                torch.tensor([length]),
-                torch.tensor([commit]),
-                torch.tensor([V]),
-                ring=run.geometry.c128.ring,
-                verify_rows=V,
+            RingRollback(run.state).after_verify(
+                requests.slot, requests.committed, outcome.commit_len, torch.tensor([V])
             )
             kv, score = rejected_rows(run, length + commit, length + V).split(512, 1)
             assert (kv == 0).all()
