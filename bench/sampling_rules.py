@@ -27,7 +27,6 @@ from dspark import embedded
 from dspark.bench.environment import describe
 from dspark.bench.local_target import LocalTarget, Rows
 from dspark.bench.prompts import load_tokenizer
-from dspark.bench.train_embedded.config import dspark_of
 from dspark.kernels.accept.reference import softmax
 from dspark.kernels.common import rng
 from dspark.kernels.common.kv_pages import page_stride
@@ -63,7 +62,8 @@ class Bench:
 
     def __init__(self, directory: Path, sequences: int, new_tokens: int):
         self.config = ModelConfig.from_checkpoint(directory)
-        self.dspark, self.new_tokens = dspark_of(self.config), new_tokens
+        assert self.config.dspark is not None, "the embedded checkpoint has a draft"
+        self.dspark, self.new_tokens = self.config.dspark, new_tokens
         self.draft = load_draft(directory, self.config)
         longest = PROMPT + new_tokens + self.dspark.block_size
         self.target = LocalTarget(
