@@ -19,6 +19,7 @@ from dspark.bench.tune.op import seeded
 from dspark.kernels.accept import accept_greedy, accept_sampled
 from dspark.kernels.draft import confidence, markov_block
 from dspark.kernels.linear import prepare_bf16
+from dspark.kernels.sampling import choose, cut_tails
 from dspark.kernels.schedule import schedule
 from dspark.kernels.state import c128_rollback, clear_pages, clear_slots
 from dspark.kernels.step import draft_meta, empty_draft_meta, empty_step_meta, step_meta
@@ -79,7 +80,6 @@ def sampling(requests: int, device: torch.device) -> dict[str, torch.Tensor]:
     """What a sampled request brings: temperature 1, seed and position."""
     return {
         "temperature": torch.ones(requests, device=device),
-        "greedy": torch.zeros(requests, dtype=torch.bool, device=device),
         "seed": torch.arange(requests, device=device),
         "prefix_len": torch.arange(requests, device=device),
     }
@@ -106,6 +106,7 @@ def draft_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
         for _ in range(copies_on(device, moved))
     ]
     keys = sampling(requests, device)
+    keys["seeded"] = torch.zeros(requests, dtype=torch.bool, device=device)
     yield OpCase("markov_block greedy", markov_block, greedy, moved)
     yield OpCase("markov_block sampled", markov_block, [each | keys for each in greedy], moved)
     features = {
@@ -141,6 +142,28 @@ def accept_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]
     yield OpCase("accept_greedy, whole vocabulary", accept_greedy, whole, moved)
     drafts = 4 * requests * GAMMA * VOCAB
     yield OpCase("accept_sampled", accept_sampled, sampled, moved + drafts)
+
+
+def sampling_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
+    """Whole vocabularies at verify width; half of the requests ask for top-p, half for top-k."""
+    random = seeded(device, requests)
+    moved = 4 * requests * V * VOCAB
+    keys = sampling(requests, device)
+    odd = torch.arange(requests, device=device) % 2 == 1
+    wish = {
+        "temperature": keys["temperature"],
+        "top_k": torch.where(odd, 50, VOCAB).to(torch.int32),
+        "top_p": torch.where(odd, 1.0, 0.9),
+        "min_p": torch.zeros(requests, device=device),
+    }
+    named = {"seed": keys["seed"], "position": keys["prefix_len"]}
+    cuts, draws = [], []
+    for _ in range(copies_on(device, moved)):
+        logits = 3 * torch.randn(requests * V, VOCAB, device=device, generator=random)
+        cuts.append({"logits": logits, **wish})
+        draws.append({"logits": logits, "temperature": wish["temperature"], **named})
+    yield OpCase("cut_tails", cut_tails, cuts, 5 * moved)
+    yield OpCase("choose", choose, draws, moved)
 
 
 def rollback_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
@@ -188,6 +211,7 @@ def main() -> None:
             metadata_cases(requests, options.context),
             draft_cases(requests),
             accept_cases(requests) if requests <= 8 else (),
+            sampling_cases(requests) if requests <= 8 else (),
             rollback_cases(requests),
             clear_cases(requests),
         ):

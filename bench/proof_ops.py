@@ -48,6 +48,7 @@ from dspark.kernels.linear import (
 from dspark.kernels.moe import ExpertWeights, moe_mxfp4, route
 from dspark.kernels.moe import reference as moe_reference
 from dspark.kernels.qkv import q_kv_prepare
+from dspark.kernels.sampling import choose, cut_tails
 from dspark.kernels.schedule import schedule
 from dspark.kernels.state import c128_rollback
 from dspark.kernels.step import draft_meta, step_meta
@@ -274,7 +275,7 @@ def each(*names: str) -> dict[str, int]:
     return dict.fromkeys(names, 1)
 
 
-SAMPLING = each("temperature", "greedy", "seed", "prefix_len")
+SAMPLING = each("temperature", "seed", "prefix_len")
 CANDIDATES = {**each("candidates", "verify_len", "prefix_len"), "logits": control_ops.V}
 METHODS: dict[Callable[..., Any], Method] = {
     fp8_linear: Method(each("x"), "x"),
@@ -300,10 +301,12 @@ METHODS: dict[Callable[..., Any], Method] = {
     schedule: Method(),  # requests compete for one budget
     step_meta: Method(run=lambda out, **rest: step_meta(**rest)),
     draft_meta: Method(run=lambda out, **rest: draft_meta(**rest)),
-    markov_block: Method({**each("base", "prev"), **SAMPLING}),
+    markov_block: Method({**each("base", "prev", "seeded"), **SAMPLING}),
     confidence: Method(each("hidden", "prev_tokens")),
     accept_greedy: Method(CANDIDATES),
     accept_sampled: Method({**CANDIDATES, **SAMPLING, **each("draft_logits")}),
+    cut_tails: Method({**each("temperature", "top_k", "top_p", "min_p"), "logits": control_ops.V}),
+    choose: Method({**each("temperature", "seed", "position"), "logits": control_ops.V}),
     c128_rollback: Method(run=run_rollback),
 }
 
@@ -374,6 +377,7 @@ FAMILIES = {
     "schedule": Family(control_ops.schedule_cases, (1, 8), "request"),
     "draft": Family(control_ops.draft_cases, (1, 8), "request"),
     "accept": Family(control_ops.accept_cases, (1, 8), "request"),
+    "sampling": Family(control_ops.sampling_cases, (1, 8), "request"),
     "rollback": Family(control_ops.rollback_cases, (1, 8), "request"),
 }
 

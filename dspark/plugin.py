@@ -69,6 +69,9 @@ HOOKS: dict[str, Callable] = {
         hooks.hold_back_every_end
     ),
     "sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply": hooks.penalise_in_order,
+    "sampling.sampling_batch_info.SamplingBatchInfo.adjusted_from_schedule_batch": hooks.name_seeds,
+    "layers.sampler.Sampler.forward": hooks.draw_as_drafts_are_judged,
+    "managers.tokenizer_manager.TokenizerManager._send_one_request": hooks.seed_choices,
     "speculative.dflash_utils.validate_dflash_request": hooks.check_draft_request,
     "managers.schedule_batch.Req.update_finish_state": hooks.finish_in_token_order,
     f"{seams.RESULTS}.advance_grammar_fsm": hooks.advance_grammar_to_the_end,
@@ -76,7 +79,6 @@ HOOKS: dict[str, Callable] = {
     f"{seams.RESULTS}.process_batch_result_prefill": hooks.advance_grammar_first,
     f"{seams.REPORTER}.report_decode_stats": hooks.report_steps_that_ran,
     "layers.sampler.Sampler._preprocess_logits": hooks.prepare_logits,
-    "layers.sampler.Sampler.forward": hooks.mark_broken_tokens,
     "managers.scheduler.Scheduler._relay_forward_payload": hooks.relay_ordinary_tokens,
     "layers.logprob_processor.get_token_ids_logprobs_raw": hooks.empty_rows_as_tensors,
     "managers.scheduler.Scheduler.get_internal_state": hooks.add_dspark_section,

@@ -20,7 +20,7 @@ class NoSync(TorchDispatchMode):
         name = function.name().split("::")[1].split(".")[0]
         if name.strip("_") in {n.strip("_") for n in SYNCHRONISING}:
             raise AssertionError(f"{function.name()} waits for the device")
-        if name.startswith("index") and any(
+        if name in ("index", "index_put", "index_put_") and any(
             t is not None and t.dtype == torch.bool for t in (args[1] if len(args) > 1 else ())
         ):
             raise AssertionError("a boolean mask as index has a shape that depends on values")

@@ -308,6 +308,56 @@ def penalise_in_order(original, orchestrator, logits, repeat=None):
     return apply_in_order(orchestrator, logits)
 
 
+def name_seeds(original, info, batch, vocab_size):
+    """SGLang reads seeds only where a server-wide flag asks for it, and never derives any."""
+    original(info, batch, vocab_size)
+    if batch.spec_algorithm.is_none() and is_ours():
+        from sglang.srt.runtime_context import get_server_args
+
+        from dspark.host.sampling_info import seeds_of
+
+        info.sampling_seed = seeds_of(batch.reqs, get_server_args().random_seed).to(
+            info.device, non_blocking=True
+        )
+
+
+def draw_as_drafts_are_judged(
+    original,
+    sampler,
+    logits_output,
+    sampling_info,
+    return_logprob,
+    top_logprobs_nums,
+    token_ids_logprobs,
+    positions,
+):
+    """Target-only: the same token for a seed and a position as with drafts."""
+    given = (
+        logits_output,
+        sampling_info,
+        return_logprob,
+        top_logprobs_nums,
+        token_ids_logprobs,
+        positions,
+    )
+    if not is_ours():
+        return original(sampler, *given)
+    from dspark.host.target_sampler import sample
+
+    return sample(sampler, *given)
+
+
+def seed_choices(original, manager, request):
+    """SGLang gives all `n` choices of a request the same seed, and so the same text."""
+    from sglang.srt.configs.model_config import is_deepseek_v4
+
+    if is_deepseek_v4(manager.model_config.hf_config):
+        from dspark.host.choices import seed_choice
+
+        seed_choice(manager, request)
+    return original(manager, request)
+
+
 def check_draft_request(original, req, enable_overlap):
     """SGLang refuses log probabilities for this family of drafts; our worker returns them."""
     if not is_ours():
@@ -369,15 +419,6 @@ def prepare_logits(original, sampler, logits, sampling_info):
     from dspark.host.no_choice import prepare
 
     return prepare(logits, sampling_info)
-
-
-def mark_broken_tokens(original, sampler, logits_output, sampling_info, *args, **kwargs):
-    tokens = original(sampler, logits_output, sampling_info, *args, **kwargs)
-    if not is_ours():
-        return tokens
-    from dspark.host.no_choice import mark
-
-    return mark(tokens, sampling_info)
 
 
 def relay_ordinary_tokens(original, scheduler, future_indices, batch_result):

@@ -14,12 +14,26 @@ def attach(logits_output, logits: torch.Tensor, tokens: torch.Tensor, batch) -> 
         tokens: i64 [R, rows]; row j of the logits chose token j.
         batch: ScheduleBatch of the R requests.
     """
+    attach_to(
+        logits_output,
+        logits,
+        tokens,
+        batch.sampling_info,
+        batch.top_logprobs_nums,
+        batch.token_ids_logprobs,
+    )
+
+
+def attach_to(
+    logits_output, logits: torch.Tensor, tokens: torch.Tensor, info, top_nums, token_ids
+) -> None:
+    """`attach` for a batch known by its SamplingBatchInfo and what each request wants to know."""
     rows = tokens.shape[1]
-    values = _log_probabilities(logits, batch.sampling_info, rows)
+    values = _log_probabilities(logits, info, rows)
     result = OutputLogprobProcessor().compute_logprobs(
         values,
-        [n for n in batch.top_logprobs_nums for _ in range(rows)],
-        [ids for ids in batch.token_ids_logprobs for _ in range(rows)],
+        [n for n in top_nums for _ in range(rows)],
+        [ids for ids in token_ids for _ in range(rows)],
         tokens.flatten(),
     )
     result.write_output_to(logits_output)

@@ -44,6 +44,7 @@ REQUEST_POOL = "mem_cache.memory_pool.ReqToTokenPool"
 MANAGER = "managers.tokenizer_manager.TokenizerManager"
 CHAT = "entrypoints.openai.serving_chat.OpenAIServingChat"
 PROFILER = "managers.scheduler_components.profiler_manager.SchedulerProfilerManager"
+SAMPLER = "layers.sampler.Sampler"
 SWA_ALLOCATOR = "mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
 PAGED_ALLOCATOR = "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
 RESULTS = "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
@@ -361,6 +362,19 @@ SEAMS = (
         Use.HOOK,
         ("self", "logits", "repeat"),
     ),
+    Seam(
+        "sampling.sampling_batch_info.SamplingBatchInfo.adjusted_from_schedule_batch",
+        Use.HOOK,
+        ("self", "batch", "vocab_size"),
+    ),
+    Seam(
+        f"{SAMPLER}._sync_token_ids_across_tp", Use.CALL, ("batch_next_token_ids", "sampling_info")
+    ),
+    Seam(
+        "managers.tokenizer_manager.TokenizerManager._send_one_request",
+        Use.HOOK,
+        ("self", "tokenized_obj"),
+    ),
     Seam("speculative.dflash_utils.validate_dflash_request", Use.HOOK, ("req", "enable_overlap")),
     # What the host makes of a step's tokens.
     Seam("managers.schedule_batch.Req.update_finish_state", Use.HOOK, ("self", "new_accepted_len")),
@@ -392,11 +406,9 @@ SEAMS = (
         Use.HOOK,
         ("self", "can_run_cuda_graph", "running_batch", "num_correct_drafts"),
     ),
+    Seam(f"{SAMPLER}._preprocess_logits", Use.HOOK, ("self", "logits", "sampling_info")),
     Seam(
-        "layers.sampler.Sampler._preprocess_logits", Use.HOOK, ("self", "logits", "sampling_info")
-    ),
-    Seam(
-        "layers.sampler.Sampler.forward",
+        f"{SAMPLER}.forward",
         Use.HOOK,
         (
             "self",

@@ -23,6 +23,7 @@ from dspark.host import forwards, grammar, logprobs, sampling_info
 from dspark.host.draft_input import draft_input
 from dspark.host.finish import BROKEN
 from dspark.kernels.accept import Accept
+from dspark.kernels.common.argmax import token_of
 from dspark.speculation import forced_drafts, ranks, sampling
 from dspark.speculation.accept import accept, emitted, has_choice
 from dspark.speculation.budget import VerifyRows
@@ -81,6 +82,7 @@ class DSparkWorker(BaseSpecWorker):
         slots = self.target_runner.req_to_token_pool.req_to_token.shape[0]
         self.row = torch.arange(self.verify_width, device=self.device)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        self.seeded = torch.zeros(slots, dtype=torch.bool, device=self.device)
         self.penalties: Penalties | None = None  # built when the first request asks for one
         self.scheduler = self.settings.scheduler(self.depth, slots, self.device)
         self.block_info = make_draft_block_spec_info(draft_token_num=self.gamma, device=self.device)
@@ -140,7 +142,7 @@ class DSparkWorker(BaseSpecWorker):
 
         out = self._verify(batch, requests, places, candidates, rows, grammar_barrier)
         logits = out.logits_output.next_token_logits
-        outcome = accept(candidates, logits, proposal.logits, requests, rows, self.group)
+        outcome = accept(candidates, logits, proposal, requests, rows, self.group)
         if on_publish is not None:
             on_publish(outcome.new_len)
 
@@ -165,14 +167,11 @@ class DSparkWorker(BaseSpecWorker):
     def _admit(self, batch) -> None:
         """Set the slots of these requests up; a chunk of a long prompt does it again."""
         slots = batch.req_pool_indices_cpu.tolist()
-        seeds = [
-            sampling.request_seed(
-                self._target_worker.random_seed, req.rid, req.sampling_params.sampling_seed
-            )
-            for req in batch.reqs
-        ]
         slot = batch.req_pool_indices
-        self.seeds[slot] = torch.tensor(seeds, dtype=torch.int64).to(self.device)
+        seeds = sampling_info.seeds_of(batch.reqs, self._target_worker.random_seed)
+        self.seeds[slot] = seeds.to(self.device)
+        seeded = [req.sampling_params.sampling_seed is not None for req in batch.reqs]
+        self.seeded[slot] = torch.tensor(seeded).to(self.device)
         self.scheduler.admit(slot)
         if self.penalties is None and _any_penalised(batch):
             self.penalties = Penalties(len(self.seeds), self.vocab, self.device)
@@ -190,8 +189,8 @@ class DSparkWorker(BaseSpecWorker):
         self._adjust(batch, logits, info.grammar_mask, slot, no_drafts, position - 1)
         info.grammar_mask = None
         params = sampling_info.request_params(info)
-        kept = sampling.cut_tails(logits[:, None], params)[:, 0]
-        tokens = ranks.agree(sampling.draw(kept, params, self.seeds[slot], position), self.group)
+        choice = sampling.draw(logits, params, self.seeds[slot], position.to(torch.int64))
+        tokens = ranks.agree(token_of(choice), self.group)
         if batch.return_logprob:
             logprobs.attach(logits_output, logits, tokens[:, None], batch)
         self._count(batch, slot, tokens[:, None], torch.ones_like(tokens))
@@ -206,6 +205,8 @@ class DSparkWorker(BaseSpecWorker):
             batch.seq_lens.to(torch.int64),
             batch.spec_info.bonus_tokens.to(torch.int64),
             self.seeds[slot],
+            self.seeded[slot],
+            sum(sampling_info.samples_without_seed(req.sampling_params) for req in batch.reqs),
             sampling_info.request_params(batch.sampling_info),
         )
 
@@ -225,10 +226,8 @@ class DSparkWorker(BaseSpecWorker):
         )
         if self.forced is None:
             return proposal
-        tokens, logits = self.forced.replace(
-            proposal.tokens, proposal.logits, requests.slot, requests.committed
-        )
-        return proposal._replace(tokens=tokens, logits=logits)
+        tokens, certain = self.forced.replace(proposal.tokens, requests.slot, requests.committed)
+        return proposal._replace(tokens=tokens, certain=certain)
 
     def _verify(
         self, batch, requests: Requests, places: Places, candidates, rows: VerifyRows, barrier

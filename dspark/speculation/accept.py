@@ -3,54 +3,91 @@
 R requests, V = depth + 1 rows of each, N tokens in the vocabulary.
 """
 
+from collections.abc import Sequence
+
 import torch
 
-from dspark.kernels.accept import Accept, accept_greedy, accept_sampled
+from dspark.kernels.accept import Accept, accept_chosen, accept_greedy, accept_sampled
 from dspark.kernels.collective import Group
+from dspark.kernels.sampling import Cut, choose
 from dspark.speculation import ranks
 from dspark.speculation.budget import VerifyRows
+from dspark.speculation.propose import Proposal, proposal_law
 from dspark.speculation.requests import Requests
-from dspark.speculation.sampling import cut_tails
+from dspark.speculation.sampling import tails
+
+# Requests whose draft distributions are gathered over the ranks at once: bounds the memory.
+SLICE = 8
 
 
 def accept(
     candidates: torch.Tensor,
     logits: torch.Tensor,
-    draft_logits: torch.Tensor | None,
+    proposal: Proposal,
     requests: Requests,
     rows: VerifyRows,
     group: Group,
 ) -> Accept:
     """The same outcome on every rank.
 
+    What the target chooses by itself judges the drafts of greedy and of seeded requests. Those of
+    requests that sample without a seed are judged by rejection, which accepts a few more.
+
     Args:
         candidates: i64 [R, V].
         logits: f32 [R * V, N] adjusted to what the requests asked for; tails are cut here.
-        draft_logits: f32 [R, V - 1, N] distribution the drafts were drawn from, or None.
     """
-    params = requests.params
+    params, committed = requests.params, requests.committed
+    lengths = {"verify_len": rows.acceptable, "prefix_len": committed, "rows_run": rows.run}
     if params.all_greedy:
-        outcome = accept_greedy(
-            candidates,
-            logits,
-            verify_len=rows.acceptable,
-            prefix_len=requests.committed,
-            rows_run=rows.run,
-        )
+        outcome = accept_greedy(candidates, logits, **lengths)
     else:
-        kept = cut_tails(logits.view(*candidates.shape, -1), params)
-        outcome = accept_sampled(
-            candidates,
-            kept.view(logits.shape),
-            draft_logits,
-            verify_len=rows.acceptable,
-            prefix_len=requests.committed,
-            temperature=params.temperature,
-            greedy=params.greedy,
-            seed=requests.seed,
-            rows_run=rows.run,
-        )
-    return ranks.agree_on_accept(outcome, requests.committed, group)
+        cut = tails(logits, params)
+        choice = choose(logits, params.temperature, requests.seed, committed + 1, cut)
+        outcome = accept_chosen(candidates, choice, **lengths)
+        for some in _unseeded(requests):
+            part = _reject(candidates, logits, cut, proposal, requests, rows, some, group)
+            for whole, of_some in zip(outcome, part, strict=True):
+                whole.index_copy_(0, some, of_some)
+    return ranks.agree_on_accept(outcome, committed, group)
+
+
+def _unseeded(requests: Requests) -> Sequence[torch.Tensor]:
+    """i64 indices of requests that sample without a seed, SLICE of them at a time."""
+    if requests.unseeded == 0:
+        return ()
+    chosen = requests.seeded | (requests.params.temperature == 0)
+    # Sorted rather than searched for: how many there are is known, so nothing waits for the device.
+    return torch.argsort(chosen.to(torch.int8), stable=True)[: requests.unseeded].split(SLICE)
+
+
+def _reject(
+    candidates: torch.Tensor,
+    logits: torch.Tensor,
+    cut: Cut | None,
+    proposal: Proposal,
+    requests: Requests,
+    rows: VerifyRows,
+    some: torch.Tensor,
+    group: Group,
+) -> Accept:
+    """Judge the drafts of the requests `some` (i64 [S]) by rejection."""
+    kept = logits.view(*candidates.shape, -1)[some]
+    if cut is not None:
+        each = Cut(*(column.view(candidates.shape)[some, :, None] for column in cut))
+        ids = torch.arange(kept.shape[-1], device=kept.device)
+        stays = (kept > each.value) | ((kept == each.value) & (ids <= each.last))
+        kept = kept.masked_fill(~stays, -torch.inf)
+    return accept_sampled(
+        candidates[some],
+        kept.flatten(0, 1),
+        proposal_law(proposal, some, group),
+        verify_len=rows.acceptable[some],
+        prefix_len=requests.committed[some],
+        temperature=requests.params.temperature[some],
+        seed=requests.seed[some],
+        rows_run=rows.run[some],
+    )
 
 
 def emitted(outcome: Accept, logits: torch.Tensor, broken: int) -> torch.Tensor:

@@ -57,20 +57,16 @@ class ForcedDrafts:
             self.continuation[slot, : len(known)] = torch.tensor(known, dtype=torch.int64)
 
     def replace(
-        self,
-        tokens: torch.Tensor,
-        logits: torch.Tensor | None,
-        slot: torch.Tensor,
-        committed: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, tokens: torch.Tensor, slot: torch.Tensor, committed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's drafts with the forced requests' put in.
 
         Args:
-            tokens: i64 [R, depth]. logits: f32 [R, depth, N] their distribution, or None.
+            tokens: i64 [R, depth].
             slot, committed: i64 [R]; draft k is for position committed + 1 + k.
 
         Returns:
-            Tokens and logits; a forced draft's distribution is certain of it.
+            Tokens, and bool [R]: whose were put in, and so were certain.
         """
         k = torch.arange(self.depth, device=tokens.device)
         position = committed[:, None] + 1 + k
@@ -81,10 +77,7 @@ class ForcedDrafts:
         noise = rng.bits(rng.stream(slot[:, None], position, rng.DRAFT)) % self.vocab
         chosen = torch.where(right == RANDOM, noise, chosen)
         chosen = torch.where(right == MODEL, tokens, chosen)
-        if logits is None:
-            return chosen, None
-        certain = torch.full_like(logits, -torch.inf).scatter_(2, chosen[..., None], 0.0)
-        return chosen, torch.where(right[..., None] == MODEL, logits, certain)
+        return chosen, right[:, 0] != MODEL
 
 
 def from_environment(

@@ -27,9 +27,11 @@ class DraftHead(NamedTuple):
 
 class Proposal(NamedTuple):
     tokens: torch.Tensor  # i64 [R, depth]
-    logits: torch.Tensor | None  # f32 [R, depth, N] proposal distribution; None = deterministic
+    # f32 [R, depth, shard] logits the drafts were drawn from, this rank's shard; None = not needed
+    logits: torch.Tensor | None
     confidence: torch.Tensor  # f32 [R, gamma] calibrated chance that the draft is accepted
     confidence_logit: torch.Tensor  # f32 [R, gamma] the same before calibration
+    certain: torch.Tensor | None = None  # bool [R] drafts that were not drawn but given
 
 
 def propose(
@@ -44,10 +46,19 @@ def propose(
     count = requests.slot.shape[0]
     block = _draw(logits.view(count, -1, logits.shape[-1]), requests, head)
     trust = _trust(hidden.view(count, -1, hidden.shape[-1]), block.tokens, requests, head)
-    distribution = None
-    if not requests.params.all_greedy:
-        distribution = gather_vocab(block.logits, head.group)[:, :depth]
-    return Proposal(block.tokens[:, :depth], distribution, trust.probability, trust.logit)
+    drawn_from = None if block.logits is None else block.logits[:, :depth]
+    return Proposal(block.tokens[:, :depth], drawn_from, trust.probability, trust.logit)
+
+
+def proposal_law(proposal: Proposal, some: torch.Tensor, group: Group) -> torch.Tensor:
+    """f32 [S, depth, N] logits the drafts of the requests `some` (i64 [S]) were drawn from."""
+    assert proposal.logits is not None, "kept where a request samples without a seed"
+    logits = gather_vocab(proposal.logits[some], group)
+    if proposal.certain is None:
+        return logits
+    draft = proposal.tokens[some, :, None]
+    sure = torch.full_like(logits, -torch.inf).scatter_(2, draft, 0.0)
+    return torch.where(proposal.certain[some, None, None], sure, logits)
 
 
 def with_bonus(requests: Requests, drafts: torch.Tensor) -> torch.Tensor:
@@ -63,9 +74,10 @@ def _draw(logits: torch.Tensor, requests: Requests, head: DraftHead) -> MarkovBl
         head.markov_w1,
         head.markov_w2,
         temperature=requests.params.temperature if sampled else None,
-        greedy=requests.params.greedy if sampled else None,
+        seeded=requests.seeded if sampled else None,
         seed=requests.seed if sampled else None,
         prefix_len=requests.committed if sampled else None,
+        keep_logits=requests.unseeded > 0,
         vocab_start=head.rank * logits.shape[2],
         group=head.group,
     )

@@ -1,4 +1,4 @@
-"""The distribution each row is judged by: from raw logits to what the request asked for.
+"""How the token of a row is chosen: from adjusted logits to what the request asked for.
 
 Order as in SGLang's decode: penalties, grammar mask, bias, custom processors, then temperature
 with top-k, top-p and min-p cut from the same sorted probabilities.
@@ -9,63 +9,41 @@ from typing import NamedTuple
 
 import torch
 
-from dspark.kernels.accept.reference import race, softmax
-from dspark.kernels.common import rng
+from dspark.kernels.sampling import Cut, choose, cut_tails
 
 
 class RequestParams(NamedTuple):
     """Sampling parameters of R requests."""
 
-    temperature: torch.Tensor  # f32 [R]
-    greedy: torch.Tensor  # bool [R]
+    temperature: torch.Tensor  # f32 [R]; 0 = greedy
     top_k: torch.Tensor  # i32 [R]
     top_p: torch.Tensor  # f32 [R]
     min_p: torch.Tensor  # f32 [R]
-    all_greedy: bool  # known to the host: picks the code path
+    # Known to the host, to pick the code path:
+    all_greedy: bool
     any_cut: bool  # some request uses top-k, top-p or min-p
 
 
-def cut_tails(logits: torch.Tensor, params: RequestParams) -> torch.Tensor:
-    """Tokens outside top-k, top-p or min-p set to -inf; greedy requests pass unchanged.
+def tails(logits: torch.Tensor, params: RequestParams) -> Cut | None:
+    """What top-k, top-p and min-p leave of each row; None where nobody asked for them.
 
-    With probabilities sorted in descending order (ties: smaller id first), position i stays if
-    i < top_k, the mass before it is <= top_p, and its probability is >= min_p times the largest.
-
-    Args:
-        logits: f32 [R, V, N]. Returns the same shape; the first position always stays.
+    logits: f32 [R * V, N].
     """
     if params.all_greedy or not params.any_cut:
-        return logits
-    probability = softmax(logits, params.temperature[:, None, None])
-    order = torch.sort(probability, dim=-1, descending=True, stable=True)
-    before = order.values.cumsum(-1) - order.values
-    place = torch.arange(logits.shape[-1], device=logits.device)
-    keep = (place < params.top_k[:, None, None]) & (before <= params.top_p[:, None, None])
-    keep &= order.values >= order.values[..., :1] * params.min_p[:, None, None]
-    keep |= (place == 0) | params.greedy[:, None, None]
-    kept = torch.zeros_like(keep).scatter_(-1, order.indices, keep)
-    return logits.masked_fill(~kept, -torch.inf)
+        return None
+    return cut_tails(logits, params.temperature, params.top_k, params.top_p, params.min_p)
 
 
 def draw(
     logits: torch.Tensor, params: RequestParams, seed: torch.Tensor, position: torch.Tensor
 ) -> torch.Tensor:
-    """One token per request, without drafts: what the prompt's last row is sampled by.
+    """i64 [R * V] packed choice of each row (`kernels.sampling.choose`).
 
     Args:
-        logits: f32 [R, N] after `cut_tails`. seed: i64 [R]. position: i64 [R] of the new token.
-
-    Returns:
-        i64 [R]; token 0 for a row without a finite logit.
+        logits: f32 [R * V, N]. seed: i64 [R].
+        position: i64 [R] where the token stands that row 0 of each request decides.
     """
-    clean = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    best = clean.argmax(-1)
-    if params.all_greedy:
-        return best
-    stream = rng.stream(seed, position, rng.RESAMPLE)
-    return torch.where(
-        params.greedy, best, race(softmax(logits, params.temperature[:, None]), stream)
-    )
+    return choose(logits, params.temperature, seed, position, tails(logits, params))
 
 
 def request_seed(server_seed: int, rid: str, seed: int | None) -> int:
@@ -75,5 +53,14 @@ def request_seed(server_seed: int, rid: str, seed: int | None) -> int:
     """
     if seed is not None:
         return seed
-    digest = hashlib.blake2b(f"{server_seed}/{rid}".encode(), digest_size=8).digest()
+    return _digest(f"{server_seed}/{rid}")
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """i64 seed of one of the `n` texts of a seeded request; the first has the request's own."""
+    return seed if choice == 0 else _digest(f"{seed}#{choice}")
+
+
+def _digest(text: str) -> int:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -1,6 +1,6 @@
 """Which drafts the target accepts, and the token it adds: the last stage of a verify step.
 
-Both ops take the verify rows in a fixed stride: row `r * V + j` holds the target's logits at
+All ops take the verify rows in a fixed stride: row `r * V + j` holds the target's logits at
 candidate j of request r, V = gamma + 1. Candidate 0 is the last emitted token, candidates
 1..gamma are the drafts; row j is the target's distribution of the token after candidate j.
 """
@@ -11,7 +11,7 @@ from dspark.kernels.accept import reference
 from dspark.kernels.accept.types import Accept
 from dspark.kernels.common.dispatch import op
 
-__all__ = ["Accept", "accept_greedy", "accept_sampled"]
+__all__ = ["Accept", "accept_chosen", "accept_greedy", "accept_sampled"]
 
 
 def _rows_fit(candidates: Tensor, logits: Tensor) -> None:
@@ -19,6 +19,14 @@ def _rows_fit(candidates: Tensor, logits: Tensor) -> None:
         raise ValueError(
             f"candidates [R, V] need logits [R * V, vocab], got {list(candidates.shape)} and "
             f"{list(logits.shape)}"
+        )
+
+
+def _choices_fit(candidates: Tensor, choice: Tensor) -> None:
+    if candidates.dim() != 2 or choice.shape != (candidates.numel(),):
+        raise ValueError(
+            f"candidates [R, V] need choices [R * V], got {list(candidates.shape)} and "
+            f"{list(choice.shape)}"
         )
 
 
@@ -33,4 +41,5 @@ def _rows_and_drafts_fit(candidates: Tensor, logits: Tensor, draft_logits: Tenso
 
 
 accept_greedy = op(reference.accept_greedy, check=_rows_fit)
+accept_chosen = op(reference.accept_chosen, check=_choices_fit)
 accept_sampled = op(reference.accept_sampled, check=_rows_and_drafts_fit)

@@ -19,7 +19,6 @@ def _sampled(certain: bool = False) -> None:
         meta(torch.float32, R * V, SHARD),
         drafts,
         temperature=meta(torch.float32, R),
-        greedy=meta(torch.bool, R),
         seed=meta(torch.int64, R),
         **_lengths(),
     )

@@ -1,8 +1,9 @@
 """Triton kernels of the accept ops.
 
 Greedy: statistics (the best id of every row and vocabulary chunk), then one program per request
-that reports. Sampled: statistics of target rows and of draft rows, one program per draft that
-tests it, a race for the next token over vocabulary chunks, then the same reporting program.
+that reports. Chosen: the reporting program alone. Sampled: statistics of target rows and of draft
+rows, one program per draft that tests it, a race for the next token over vocabulary chunks, then
+the reporting program.
 """
 
 import torch
@@ -19,7 +20,7 @@ from dspark.kernels.common.rng_kernel import ACCEPT, RESAMPLE, exponential, stre
 LAUNCH = {
     "row_best": LaunchConfig(4, 1, {"BLOCK": 1024}),
     "row_sums": LaunchConfig(4, 1, {"BLOCK": 2048}),
-    "test": LaunchConfig(1, 1, {"BLOCK_C": 16}),
+    "test": LaunchConfig(1, 1, {}),
     "race": LaunchConfig(4, 1, {"BLOCK": 2048}),
     "report": LaunchConfig(1, 1, {"BLOCK_C": 64}),
 }
@@ -108,9 +109,8 @@ def _best_of_row(best, row, rows, parts, chunks, BLOCK_C: tl.constexpr):
 
 @triton.jit
 def _test(
-    candidates, logits, draft_logits, temperature, greedy, seed, prefix_len, best, p_top, p_total,
-    q_top, q_total, passed, p_norm, q_norm, vocab, chunks, requests, V: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    candidates, logits, draft_logits, temperature, seed, prefix_len, p_top, p_total, q_top, q_total,
+    passed, p_norm, q_norm, vocab, chunks, V: tl.constexpr,
 ):  # fmt: skip
     """Program (request, row k): the row's normaliser, and whether it accepts draft k."""
     r, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -133,10 +133,7 @@ def _test(
         position = tl.load(prefix_len + r) + k + 1
         a, b = stream(tl.load(seed + r), position, ACCEPT)
         sampled = (p_mass > 0) & (q_mass > 0) & (uniform(a, b) * q < p)
-        choice = _best_of_row(best, row, requests * V, 1, chunks, BLOCK_C)
-        match = (choice != NOTHING) & (token_of(choice) == y)
-        accept = tl.where(tl.load(greedy + r) != 0, match, sampled)
-        tl.store(passed + q_row, accept.to(tl.int32))
+        tl.store(passed + q_row, sampled.to(tl.int32))
 
 
 @triton.jit
@@ -190,12 +187,12 @@ def _race(
 
 @triton.jit
 def _report(
-    candidates, best, passed, race, greedy, verify_len, rows_run, prefix_len,
+    candidates, best, passed, race, verify_len, rows_run, prefix_len,
     out_accepted, out_bonus, out_commit, out_new_len, out_trimmed, out_tokens,
     requests, parts, chunks,
     SAMPLED: tl.constexpr, V: tl.constexpr, V_P2: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Program r: everything one request reports. Greedy batches test their drafts here."""
+    """Program r: everything one request reports. Drafts that a choice judges are tested here."""
     r = tl.program_id(0).to(tl.int64)
     verify = tl.load(verify_len + r).to(tl.int32)
     run = tl.load(rows_run + r).to(tl.int32)
@@ -211,12 +208,12 @@ def _report(
             leading += going
     accepted = tl.minimum(leading, tl.maximum(verify - 1, 0))
 
-    bonus = _best_of_row(best, r * V + accepted, requests * V, parts, chunks, BLOCK_C)
     if SAMPLED:
-        drawn = _best_of_row(race, r, requests, 1, chunks, BLOCK_C)
+        bonus = _best_of_row(race, r, requests, 1, chunks, BLOCK_C)
         fallback = _best_of_row(race, requests + r, requests, 1, chunks, BLOCK_C)
-        drawn = tl.where(drawn == NOTHING, fallback, drawn)
-        bonus = tl.where(tl.load(greedy + r) != 0, bonus, drawn)
+        bonus = tl.where(bonus == NOTHING, fallback, bonus)
+    else:
+        bonus = _best_of_row(best, r * V + accepted, requests * V, parts, chunks, BLOCK_C)
     token = token_of(bonus)
     commit = tl.where(verify > 0, accepted + 1, 0)
     tl.store(out_accepted + r, accepted)
@@ -237,16 +234,18 @@ def accept_greedy(
     return _run_report(candidates, parts, verify_len, prefix_len, rows_run)
 
 
+def accept_chosen(candidates, choice, *, verify_len, prefix_len, rows_run=None):
+    return _run_report(candidates, choice[None, :, None], verify_len, prefix_len, rows_run)
+
+
 def accept_sampled(
-    candidates, logits, draft_logits, *, verify_len, prefix_len, temperature, greedy, seed,
-    rows_run=None,
-):  # fmt: skip
+    candidates, logits, draft_logits, *, verify_len, prefix_len, temperature, seed, rows_run=None
+):
     requests, v = candidates.shape
     vocab = logits.shape[1]
     chunks = triton.cdiv(vocab, CHUNK)
     device = logits.device
     candidates, logits = candidates.contiguous(), logits.contiguous()
-    best = _row_best(logits, 0)
     p_top, p_total = _row_sums(logits, temperature, v)
     q_top = q_total = None
     if draft_logits is not None:
@@ -259,8 +258,8 @@ def accept_sampled(
     if requests:
         launch = LAUNCH["test"]
         _test[(requests, v)](
-            candidates, logits, draft_logits, temperature, greedy, seed, prefix_len, best, p_top,
-            p_total, q_top, q_total, passed, p_norm, q_norm, vocab, chunks, requests, V=v,
+            candidates, logits, draft_logits, temperature, seed, prefix_len, p_top, p_total, q_top,
+            q_total, passed, p_norm, q_norm, vocab, chunks, V=v,
             **launch.keywords,
         )  # fmt: skip
         launch = LAUNCH["race"]
@@ -269,9 +268,7 @@ def accept_sampled(
             p_norm, q_norm, race, vocab, chunks, requests, V=v, CHUNK=CHUNK,
             **launch.keywords,
         )  # fmt: skip
-    return _run_report(
-        candidates, best[None], verify_len, prefix_len, rows_run, passed, race, greedy
-    )
+    return _run_report(candidates, None, verify_len, prefix_len, rows_run, passed, race)
 
 
 def _row_best(logits: Tensor, vocab_start: int) -> Tensor:
@@ -305,15 +302,19 @@ def _row_sums(logits: Tensor, temperature: Tensor, rows_a_request: int) -> tuple
 
 def _run_report(
     candidates: Tensor,
-    best: Tensor,  # [ranks, rows, chunks]
+    best: Tensor | None,  # [ranks, rows, chunks]
     verify_len: Tensor,
     prefix_len: Tensor,
     rows_run: Tensor | None,
     passed: Tensor | None = None,
     race: Tensor | None = None,
-    greedy: Tensor | None = None,
 ) -> Accept:
     requests, v = candidates.shape
+    if best is not None:
+        parts, _, chunks = best.shape
+    else:
+        assert race is not None
+        parts, chunks = 1, race.shape[2]
 
     def i32() -> Tensor:
         return torch.empty(requests, dtype=torch.int32, device=candidates.device)
@@ -325,9 +326,9 @@ def _run_report(
     launch = LAUNCH["report"]
     if requests:
         _report[(requests,)](
-            candidates.contiguous(), best, passed, race, greedy, verify_len,
+            candidates.contiguous(), best, passed, race, verify_len,
             verify_len if rows_run is None else rows_run, prefix_len, *out,
-            requests, best.shape[0], best.shape[2],
+            requests, parts, chunks,
             SAMPLED=passed is not None, V=v, V_P2=triton.next_power_of_2(v),
             **launch.keywords,
         )  # fmt: skip

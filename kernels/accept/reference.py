@@ -31,11 +31,38 @@ def accept_greedy(
             `trimmed` looks beyond verify_len.
         vocab_start, group: the vocabulary shard; every rank returns the same values.
     """
-    best = tp_argmax(pack_argmax(logits, vocab_start), group).view(candidates.shape)
-    choice = token_of(best)
-    passed = (candidates[:, 1:] == choice[:, :-1]) & (best[:, :-1] != NOTHING)
+    return accept_chosen(
+        candidates,
+        tp_argmax(pack_argmax(logits, vocab_start), group),
+        verify_len=verify_len,
+        prefix_len=prefix_len,
+        rows_run=rows_run,
+    )
+
+
+def accept_chosen(
+    candidates: Tensor,
+    choice: Tensor,
+    *,
+    verify_len: Tensor,
+    prefix_len: Tensor,
+    rows_run: Tensor | None = None,
+) -> Accept:
+    """Accept the longest run of drafts that equal the tokens the target chose; the bonus is the
+    choice that follows. A row without a choice accepts nothing and yields token 0.
+
+    The choice does not depend on the drafts, so neither does what is emitted in the end.
+
+    Args:
+        candidates: i64 [R, V].
+        choice: i64 [R * V] packed tokens of `sampling.choose`, or NOTHING.
+        verify_len, prefix_len, rows_run: as in `accept_greedy`.
+    """
+    best = choice.view(candidates.shape)
+    token = token_of(best)
+    passed = (candidates[:, 1:] == token[:, :-1]) & (best[:, :-1] != NOTHING)
     accepted, trimmed = _count(passed, verify_len, rows_run)
-    bonus = _pick(choice, accepted)
+    bonus = token.gather(1, accepted.long()[:, None])[:, 0]
     return _outcome(candidates, accepted, bonus, trimmed, prefix_len, verify_len)
 
 
@@ -47,7 +74,6 @@ def accept_sampled(
     verify_len: Tensor,
     prefix_len: Tensor,
     temperature: Tensor,
-    greedy: Tensor,
     seed: Tensor,
     rows_run: Tensor | None = None,
 ) -> Accept:
@@ -71,9 +97,9 @@ def accept_sampled(
     share no number (`dspark.kernels.common.rng`).
 
     A deterministic proposal (`draft_logits` None) is q = 1 at the draft: accepted with
-    probability p(y), residual p without y. Greedy rows behave as in `accept_greedy`. If the
-    residual is all zero, or the draft's row has no finite logit, the draw is from p; a target row
-    without a finite logit accepts nothing and yields token 0.
+    probability p(y), residual p without y. If the residual is all zero, or the draft's row has no
+    finite logit, the draw is from p; a target row without a finite logit accepts nothing and yields
+    token 0.
 
     Args:
         candidates: i64 [R, V].
@@ -81,7 +107,7 @@ def accept_sampled(
             added, and tokens outside top-k, top-p or min-p set to -inf.
         draft_logits: f32 [R, gamma, vocab] corrected logits of `markov_block`, or None.
         verify_len, prefix_len, rows_run: as in `accept_greedy`.
-        temperature: f32 [R]. greedy: bool [R]. seed: i64 [R], one per request.
+        temperature: f32 [R], above 0. seed: i64 [R], one per request.
     """
     requests, rows = candidates.shape
     drafts = candidates[:, 1:, None]  # [R, gamma, 1]
@@ -95,10 +121,7 @@ def accept_sampled(
     position = prefix_len[:, None] + torch.arange(1, rows, device=p.device)
     u = rng.uniform(rng.stream(seed[:, None], position, rng.ACCEPT))
     p_draft, q_draft = p[:, :-1].gather(2, drafts)[..., 0], q.gather(2, drafts)[..., 0]
-    best = pack_argmax(logits).view(requests, rows)
-    choice = token_of(best)
-    matches = (drafts[..., 0] == choice[:, :-1]) & (best[:, :-1] != NOTHING)
-    passed = torch.where(greedy[:, None], matches, usable & (u * q_draft < p_draft))
+    passed = usable & (u * q_draft < p_draft)
     accepted, trimmed = _count(passed, verify_len, rows_run)
 
     # Draw from the residual after a rejection, from p after the last row that may count.
@@ -109,7 +132,7 @@ def accept_sampled(
     residual = torch.where(rejected[:, None], (p_row - q_row).clamp(min=0), p_row)
     weights = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_row)
     stream = rng.stream(seed, prefix_len + accepted + 1, rng.RESAMPLE)
-    bonus = torch.where(greedy, _pick(choice, accepted), race(weights, stream))
+    bonus = race(weights, stream)
     return _outcome(candidates, accepted, bonus, trimmed, prefix_len, verify_len)
 
 
@@ -144,10 +167,6 @@ def _count(passed: Tensor, verify_len: Tensor, rows_run: Tensor | None) -> tuple
     leading = (passed & tested).to(torch.int32).cumprod(1).sum(1)
     accepted = torch.minimum(leading, (verify_len - 1).clamp(min=0))
     return accepted.to(torch.int32), (leading - accepted).to(torch.int32)
-
-
-def _pick(choice: Tensor, accepted: Tensor) -> Tensor:
-    return choice.gather(1, accepted.long()[:, None])[:, 0]
 
 
 def _outcome(

@@ -9,9 +9,14 @@ from dspark.kernels.draft.types import Confidence, MarkovBlock
 __all__ = ["Confidence", "MarkovBlock", "confidence", "markov_block"]
 
 
-def _can_sample(temperature: Tensor | None, seed: Tensor | None, prefix_len: Tensor | None) -> None:
-    if temperature is not None and (seed is None or prefix_len is None):
-        raise ValueError("sampling drafts needs seed and prefix_len")
+def _can_sample(
+    temperature: Tensor | None,
+    seeded: Tensor | None,
+    seed: Tensor | None,
+    prefix_len: Tensor | None,
+) -> None:
+    if temperature is not None and (seeded is None or seed is None or prefix_len is None):
+        raise ValueError("sampling drafts needs seeded, seed and prefix_len")
 
 
 markov_block = op(reference.markov_block, check=_can_sample)

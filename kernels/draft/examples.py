@@ -9,29 +9,30 @@ from dspark.kernels.tooling.entries import Example, meta
 R, GAMMA, VOCAB, SHARD, RANK, HIDDEN = 3, 5, 129_280, 16_160, 256, 4096
 
 
-def _block(sampled: bool, mixed: bool) -> None:
+def _block(sampled: bool, keep_logits: bool) -> None:
     kernel.markov_block(
         meta(torch.float32, R, GAMMA, SHARD),
         meta(torch.int64, R),
         meta(torch.bfloat16, VOCAB, RANK),
         Bf16Weight(meta(torch.bfloat16, SHARD, RANK), None),
         temperature=meta(torch.float32, R) if sampled else None,
-        greedy=meta(torch.bool, R) if mixed else None,
+        seeded=meta(torch.bool, R) if sampled else None,
         seed=meta(torch.int64, R) if sampled else None,
         prefix_len=meta(torch.int64, R) if sampled else None,
+        keep_logits=keep_logits,
     )
 
 
 def _greedy() -> None:
-    _block(sampled=False, mixed=False)
+    _block(sampled=False, keep_logits=False)
 
 
 def _sampled() -> None:
-    _block(sampled=True, mixed=False)
+    _block(sampled=True, keep_logits=True)
 
 
-def _mixed() -> None:
-    _block(sampled=True, mixed=True)
+def _seeded() -> None:
+    _block(sampled=True, keep_logits=False)
 
 
 def _confidence() -> None:
@@ -50,7 +51,7 @@ LATER = 2
 EXAMPLES = [
     Example("markov_step[greedy]", kernel._markov_step, _greedy, LATER, mma=True),
     Example("markov_step[sampled]", kernel._markov_step, _sampled, LATER, mma=True),
-    Example("markov_step[mixed]", kernel._markov_step, _mixed, LATER, mma=True),
+    Example("markov_step[seeded]", kernel._markov_step, _seeded, LATER, mma=True),
     Example("winner[block]", kernel._winner, _greedy),
     Example("confidence[rank 256]", kernel._confidence, _confidence),
 ]

@@ -13,7 +13,7 @@ import triton.language as tl
 from dspark.kernels.collective.transport import gather
 from dspark.kernels.common.argmax_kernel import NOTHING, pack, token_of
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.common.rng_kernel import DRAFT, exponential, stream
+from dspark.kernels.common.rng_kernel import DRAFT, TOKEN, gumbel, stream
 from dspark.kernels.draft.types import Confidence, MarkovBlock
 
 LAUNCH = {
@@ -37,7 +37,7 @@ def _best(reports, rows, requests, count, BLOCK_M: tl.constexpr, BLOCK_P: tl.con
 
 @triton.jit
 def _markov_step(
-    base, prev, w1, w2, reports, temperature, greedy, seed, prefix_len, logits, tokens, new_reports,
+    base, prev, w1, w2, reports, temperature, seeded, seed, prefix_len, logits, tokens, new_reports,
     k, requests, gamma, shard, vocab_start, count,
     RANK: tl.constexpr, SAMPLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -64,20 +64,18 @@ def _markov_step(
     )
     at = (rows[:, None].to(tl.int64) * gamma + k) * shard + columns[None, :]
     value = tl.load(base + at, mask=inside, other=-float("inf")) + tl.dot(e, w)
-    tl.store(logits + at, value, mask=inside)
+    if logits is not None:
+        tl.store(logits + at, value, mask=inside)
 
     if SAMPLED:
-        # An exponential race: -log of the finishing time, so the maximum is the sample.
+        # A seeded row adds the noise the target will add at this position.
         position = tl.load(prefix_len + rows, mask=real, other=0) + k + 1
-        a, b = stream(tl.load(seed + rows, mask=real, other=0), position, k + DRAFT)
-        noise = exponential(a[:, None], b[:, None], (vocab_start + columns)[None, :])
-        t = tl.maximum(tl.load(temperature + rows, mask=real, other=1.0), 1e-6)
-        raced = value / t[:, None] - tl.log(noise)
-        if greedy is None:
-            value = raced
-        else:
-            plain = tl.load(greedy + rows, mask=real, other=0) != 0
-            value = tl.where(plain[:, None], value, raced)
+        shared = tl.load(seeded + rows, mask=real, other=0) != 0
+        purpose = tl.where(shared, TOKEN, k + DRAFT)
+        a, b = stream(tl.load(seed + rows, mask=real, other=0), position, purpose)
+        t = tl.load(temperature + rows, mask=real, other=0.0)
+        noise = gumbel(a[:, None], b[:, None], (vocab_start + columns)[None, :])
+        value += t[:, None] * noise
     value = tl.where(inside, value, -float("inf"))
     report = tl.max(pack(value, (vocab_start + columns)[None, :]), 1)
     tl.store(new_reports + block * requests + rows, report, mask=real)
@@ -117,8 +115,8 @@ def _confidence(
 
 
 def markov_block(
-    base, prev, w1, w2, *, temperature=None, greedy=None, seed=None, prefix_len=None,
-    vocab_start=0, group=None,
+    base, prev, w1, w2, *, temperature=None, seeded=None, seed=None, prefix_len=None,
+    keep_logits=True, vocab_start=0, group=None,
 ):  # fmt: skip
     requests, gamma, shard = base.shape
     device = base.device
@@ -127,7 +125,7 @@ def markov_block(
         raise ValueError(f"the Markov rank must be a power of two >= 16 on CUDA, got {rank}")
     base, launch, finish = base.contiguous(), LAUNCH["markov_step"], LAUNCH["winner"]
     blocks = triton.cdiv(shard, launch.constexprs["BLOCK_N"])
-    logits = torch.empty_like(base)
+    logits = torch.empty_like(base) if keep_logits else None
     tokens = torch.empty(requests, gamma, dtype=torch.int64, device=device)
     best = torch.empty(1, requests, dtype=torch.int64, device=device)
     # Step k reads the reports of step k - 1 while writing its own.
@@ -145,7 +143,7 @@ def markov_block(
     for k in range(gamma):
         new_reports = spare[k % 2]
         _markov_step[(blocks, triton.cdiv(requests, launch.constexprs["BLOCK_M"]))](
-            base, prev, w1, w2.weight, reports, temperature, greedy, seed, prefix_len, logits,
+            base, prev, w1, w2.weight, reports, temperature, seeded, seed, prefix_len, logits,
             tokens, new_reports, k, requests, gamma, shard, vocab_start, reports.shape[0],
             RANK=rank, SAMPLED=temperature is not None,
             **launch.keywords,

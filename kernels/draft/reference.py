@@ -9,6 +9,7 @@ from dspark.kernels.common.argmax import pack_argmax, token_of
 from dspark.kernels.draft.types import Confidence, MarkovBlock
 from dspark.kernels.linear import Bf16Weight
 from dspark.kernels.linear.reference import bf16_linear
+from dspark.kernels.sampling.reference import noised
 
 
 def markov_block(
@@ -18,30 +19,35 @@ def markov_block(
     w2: Bf16Weight,
     *,
     temperature: Tensor | None = None,
-    greedy: Tensor | None = None,
+    seeded: Tensor | None = None,
     seed: Tensor | None = None,
     prefix_len: Tensor | None = None,
+    keep_logits: bool = True,
     vocab_start: int = 0,
     group: Group = None,
 ) -> MarkovBlock:
     """Draw a block of drafts, each conditioned on the one before (checkpoint `mtp.2.markov_*`).
 
-    For k = 0..gamma-1: `l_k = base[:, k] + w1[d_k] @ w2.T` with d_0 = prev, and d_{k+1} is
-    argmax(l_k) on greedy rows, else a sample of softmax(l_k / temperature). Ties go to the
-    smaller id; a row without a finite logit proposes token 0.
+    For k = 0..gamma-1: `l_k = base[:, k] + w1[d_k] @ w2.T` with d_0 = prev, and d_{k+1} is the
+    argmax of l_k + temperature * noise: a sample of softmax(l_k / temperature), or the argmax of
+    l_k at temperature 0. Ties go to the smaller id; a row without a finite logit proposes token 0.
+
+    The noise of a seeded row is the target's own at that position (`sampling.choose`), so that the
+    draft guesses what the target will choose. Other rows are judged by rejection, which is exact
+    only if nothing but the proposal depends on their noise: draft k has a stream of its own.
 
     Args:
         base: f32 [R, gamma, shard] logits of the draft block, this rank's vocabulary shard.
         prev: i64 [R] the last emitted token.
         w1: bf16 or f32 [V, rank], replicated. w2: [shard, rank].
-        temperature: f32 [R], None = all rows greedy. greedy: bool [R], None = no row greedy.
-        seed: i64 [R] per request; prefix_len: i64 [R] position of `prev`. Both are needed to
-            sample: draft k of a request uses a stream of its own, named by seed, position and k.
+        temperature: f32 [R], None = all rows greedy; the next three come with it.
+        seeded: bool [R]. seed: i64 [R] per request. prefix_len: i64 [R] position of `prev`.
+        keep_logits: whether the corrected logits are wanted.
         vocab_start: first token id of this rank's shard. group: the ranks that share the
             vocabulary; every rank returns the same tokens.
 
     Raises:
-        ValueError: when sampling is asked for without seed and prefix_len.
+        ValueError: when sampling is asked for without seeded, seed and prefix_len.
     """
     gamma, shard = base.shape[1:]
     token_ids = vocab_start + torch.arange(shard, device=base.device)
@@ -52,25 +58,15 @@ def markov_block(
         if temperature is not None:
             assert seed is not None
             assert prefix_len is not None
-            stream = rng.stream(seed, prefix_len + k + 1, rng.DRAFT + k)
-            keys = race_keys(logits, temperature, stream, token_ids)
-            if greedy is not None:
-                keys = torch.where(greedy[:, None], logits, keys)
+            assert seeded is not None
+            purpose = torch.where(seeded, rng.TOKEN, rng.DRAFT + k)
+            of = rng.stream(seed, prefix_len + k + 1, purpose)
+            of = rng.Stream(of.a[:, None], of.b[:, None])
+            keys = noised(logits, temperature, of, token_ids)
         prev = token_of(tp_argmax(pack_argmax(keys, vocab_start), group))
         tokens.append(prev)
         corrected.append(logits)
-    return MarkovBlock(torch.stack(tokens, 1), torch.stack(corrected, 1))
-
-
-def race_keys(logits: Tensor, temperature: Tensor, stream: rng.Stream, token_ids: Tensor) -> Tensor:
-    """Keys [R, N] whose argmax is a sample of softmax(logits / temperature).
-
-    Token t finishes an exponential race at E_t / exp(l_t / T); the first to finish is token t
-    with probability proportional to exp(l_t / T). The key is minus the log of that time.
-    """
-    each = rng.Stream(stream.a[:, None], stream.b[:, None])
-    noise = rng.exponential(each, token_ids)
-    return logits / temperature.clamp(min=1e-6)[:, None] - torch.log(noise)
+    return MarkovBlock(torch.stack(tokens, 1), torch.stack(corrected, 1) if keep_logits else None)
 
 
 def confidence(

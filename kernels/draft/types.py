@@ -7,7 +7,8 @@ from torch import Tensor
 
 class MarkovBlock(NamedTuple):
     tokens: Tensor  # i64 [R, gamma] proposals d_1..d_gamma
-    logits: Tensor  # f32 [R, gamma, shard] corrected logits; q = softmax(logits / temperature)
+    # f32 [R, gamma, shard] corrected logits, q = softmax(logits / temperature); None = not wanted
+    logits: Tensor | None
 
 
 class Confidence(NamedTuple):

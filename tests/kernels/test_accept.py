@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from dspark.kernels.accept import accept_greedy, accept_sampled
+from dspark.kernels.accept import accept_chosen, accept_greedy, accept_sampled
 from dspark.kernels.accept.reference import race
 from dspark.kernels.common import rng
+from dspark.kernels.common.argmax import token_of
+from dspark.kernels.sampling import choose
 
 V = 4  # candidates a request in the greedy tests: gamma 3
 
@@ -55,7 +57,6 @@ def sampled(candidates, logits, draft_logits, **changes):
         "verify_len": torch.full((requests,), candidates.shape[1], dtype=torch.int32),
         "prefix_len": torch.zeros(requests, dtype=torch.int64),
         "temperature": torch.ones(requests),
-        "greedy": torch.zeros(requests, dtype=torch.bool),
         "seed": torch.arange(requests),
     }
     return accept_sampled(candidates, logits, draft_logits, **{**arguments, **changes})
@@ -101,22 +102,38 @@ def test_an_infinite_target_logit_is_certain():
     assert (got.tokens[:, 0] == 3).all()
 
 
-def test_greedy_rows_of_a_mixed_batch():
+def test_a_choice_judges_as_the_argmax_does():
     generator = torch.Generator().manual_seed(0)
     candidates = torch.randint(0, 4, (64, V), generator=generator)
     logits = torch.randn(64 * V, 4, generator=generator)
-    draft_logits = torch.randn(64, V - 1, 4, generator=generator)
-    greedy = torch.arange(64) % 2 == 0
-    want = accept_greedy(
-        candidates,
-        logits,
-        verify_len=torch.full((64,), V, dtype=torch.int32),
-        prefix_len=torch.zeros(64).long(),
-    )
-    got = sampled(candidates, logits, draft_logits, greedy=greedy)
+    logits[9] = torch.nan
+    common = {
+        "verify_len": torch.arange(64).to(torch.int32) % (V + 1),
+        "prefix_len": torch.arange(64),
+        "rows_run": torch.full((64,), V, dtype=torch.int32),
+    }
+    seed = torch.zeros(64).long()
+    choice = choose(logits, torch.zeros(64), seed, seed)
+    want = accept_greedy(candidates, logits, **common)
+    got = accept_chosen(candidates, choice, **common)
     for name, a, b in zip(want._fields, want, got, strict=True):
-        assert torch.equal(a[greedy], b[greedy]), name
-    assert not torch.equal(want.tokens[~greedy], got.tokens[~greedy])
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("right", range(V))
+def test_drafts_change_how_many_tokens_are_emitted_not_which(right):
+    """Emitted tokens are always the target's choices, from the first on."""
+    generator = torch.Generator().manual_seed(right)
+    logits = torch.randn(3 * V, 50, generator=generator)
+    seed, prefix = torch.tensor([5, -9, 2**40]), torch.tensor([7, 8, 9])
+    choice = choose(logits, torch.tensor([0.7, 1.0, 1.3]), seed, prefix + 1)
+    truth = token_of(choice).view(3, V)
+    drafts = torch.where(torch.arange(V - 1) < right, truth[:, :-1], (truth[:, :-1] + 1) % 50)
+    candidates = torch.cat([torch.zeros(3, 1, dtype=torch.int64), drafts], 1)
+    got = accept_chosen(candidates, choice, verify_len=lengths(V, V, V), prefix_len=prefix)
+    count = min(right, V - 1) + 1
+    assert got.commit_len.tolist() == [count] * 3
+    assert torch.equal(got.tokens[:, :count], truth[:, :count])
 
 
 def test_a_request_draws_the_same_alone():
@@ -141,6 +158,13 @@ def test_shapes_are_checked():
         accept_greedy(
             torch.zeros(2, 3).long(),
             torch.zeros(5, 4),
+            verify_len=lengths(3, 3),
+            prefix_len=torch.zeros(2).long(),
+        )
+    with pytest.raises(ValueError, match="choices"):
+        accept_chosen(
+            torch.zeros(2, 3).long(),
+            torch.zeros(5).long(),
             verify_len=lengths(3, 3),
             prefix_len=torch.zeros(2).long(),
         )
@@ -222,7 +246,6 @@ def test_the_output_law_is_the_target(kind, setting, goodness):
             verify_len=torch.full((DRAWS,), 2, dtype=torch.int32),
             prefix_len=zero + position - 1,
             temperature=temperatures,
-            greedy=torch.zeros(DRAWS, dtype=torch.bool),
             seed=seed,
         )
 

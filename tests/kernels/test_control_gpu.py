@@ -138,8 +138,8 @@ def draft_problem(requests, device, vocab=VOCAB // 8):
 
 def draft_sampling(requests, device):
     return {
-        "temperature": torch.linspace(0.5, 1.5, requests, device=device),
-        "greedy": torch.arange(requests, device=device) % 3 == 0,
+        "temperature": (torch.arange(requests, device=device) % 3) * 0.6,
+        "seeded": torch.arange(requests, device=device) % 2 == 0,
         "seed": torch.arange(requests, device=device) * 7919,
         "prefix_len": torch.arange(requests, device=device) + 100,
     }
@@ -284,7 +284,6 @@ def test_accept_sampled_has_the_exact_law(device, goodness):
             verify_len=torch.full((n,), 2, dtype=torch.int32, device=device),
             prefix_len=torch.zeros(n, dtype=torch.int64, device=device),
             temperature=torch.ones(n, device=device),
-            greedy=torch.zeros(n, dtype=torch.bool, device=device),
             seed=torch.arange(n, device=device),
         )
         tail, distance = goodness(got.tokens[:, 0].cpu(), p_logits.softmax(-1))
@@ -297,7 +296,6 @@ def test_accept_sampled_rows_do_not_depend_on_the_batch(device):
     keys = {
         **lengths,
         "temperature": torch.linspace(0.5, 1.5, 8, device=device),
-        "greedy": torch.arange(8, device=device) % 4 == 0,
         "seed": torch.arange(8, device=device),
     }
     whole = accept.accept_sampled(candidates, logits, draft_logits, **keys)

@@ -6,6 +6,7 @@ import torch
 from dspark.kernels.common.argmax import NOTHING, pack, pack_argmax, token_of
 from dspark.kernels.draft import confidence, markov_block
 from dspark.kernels.linear import prepare_bf16
+from dspark.kernels.sampling import choose
 
 VOCAB, RANK, GAMMA = 40, 8, 5
 
@@ -55,6 +56,7 @@ def test_slot_k_peaks_where_it_should(depth):
 def sampling(requests):
     return {
         "temperature": torch.linspace(0.5, 2.0, requests),
+        "seeded": torch.arange(requests) % 2 == 0,
         "seed": torch.arange(requests) * 7919 + 3,
         "prefix_len": torch.arange(requests) + 100,
     }
@@ -66,10 +68,32 @@ def test_greedy_rows_of_a_mixed_batch_use_argmax():
     greedy = torch.tensor([True, False, True, False])
     w2 = prepare_bf16(w2)
     plain = markov_block(base, prev, w1, w2)
-    mixed = markov_block(base, prev, w1, w2, greedy=greedy, **sampling(4))
+    keys = sampling(4)
+    keys["temperature"][greedy] = 0.0
+    mixed = markov_block(base, prev, w1, w2, **keys)
     assert torch.equal(mixed.tokens[greedy], plain.tokens[greedy])
     assert torch.equal(mixed.logits[greedy], plain.logits[greedy])
     assert not torch.equal(mixed.tokens[~greedy], plain.tokens[~greedy])
+
+
+def test_a_seeded_row_guesses_what_the_target_will_choose():
+    """A draft that knows the target's logits proposes its very tokens; others do not."""
+    w1, w2 = torch.zeros(VOCAB, 8), torch.zeros(VOCAB, 8)
+    base, keys = base_logits(4), sampling(4)
+    got = markov_block(base, torch.tensor([1, 2, 3, 4]), w1, prepare_bf16(w2), **keys)
+    target = choose(base.flatten(0, 1), keys["temperature"], keys["seed"], keys["prefix_len"] + 1)
+    right = (got.tokens == token_of(target).view(4, GAMMA)).sum(1)
+    assert right[keys["seeded"]].tolist() == [GAMMA, GAMMA]
+    assert (right[~keys["seeded"]] < GAMMA).all()
+
+
+def test_logits_are_kept_on_demand():
+    w1, w2 = weights()
+    base, prev, w2 = base_logits(2), torch.tensor([1, 2]), prepare_bf16(w2)
+    kept = markov_block(base, prev, w1, w2, **sampling(2))
+    bare = markov_block(base, prev, w1, w2, keep_logits=False, **sampling(2))
+    assert bare.logits is None
+    assert torch.equal(bare.tokens, kept.tokens)
 
 
 def test_a_request_draws_the_same_alone_and_in_any_order():

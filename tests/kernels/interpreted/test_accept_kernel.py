@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from dspark.kernels.accept import accept_greedy, accept_sampled, kernel, reference
+from dspark.kernels.accept import accept_chosen, accept_greedy, accept_sampled, kernel, reference
+from dspark.kernels.sampling.reference import choose
 
 VOCAB, V = 100, 4
 
@@ -53,10 +54,21 @@ def test_greedy(cap_only):
     assert want.accepted.unique().numel() > 1
 
 
+def test_chosen():
+    candidates, logits, _ = problem()
+    logits[5] = torch.nan
+    seed = torch.arange(6)
+    choice = choose(logits, torch.full((6,), 0.01), seed, seed)
+    arguments = {**lengths(), "rows_run": torch.full((6,), V, dtype=torch.int32)}
+    want = reference.accept_chosen(candidates, choice, **arguments)
+    assert_equal(accept_chosen(candidates, choice, **arguments), want)
+    assert want.accepted.unique().numel() > 1
+
+
 def test_greedy_over_two_vocabulary_shards(monkeypatch):
     candidates, logits, _ = problem()
     other = kernel._row_best(logits[:, 40:], 40)
-    monkeypatch.setattr(kernel, "gather", lambda best, group: torch.stack([best, other]))
+    monkeypatch.setattr(kernel, "gather", lambda best, *_: torch.stack([best, other]))
 
     class TwoRanks:
         def size(self):
@@ -74,7 +86,6 @@ def test_sampled(certain):
     arguments = {
         **lengths(),
         "temperature": torch.linspace(0.5, 2.0, 6),
-        "greedy": torch.tensor([False, False, False, False, False, True]),
         "seed": torch.arange(6) * 31,
         "rows_run": torch.tensor([V, V, V, V, 0, 3], dtype=torch.int32),
     }
@@ -92,7 +103,6 @@ def test_broken_rows(broken):
     arguments = {
         **lengths(3),
         "temperature": torch.ones(3),
-        "greedy": torch.zeros(3, dtype=torch.bool),
         "seed": torch.arange(3),
     }
     want = reference.accept_sampled(candidates, logits, draft_logits, **arguments)

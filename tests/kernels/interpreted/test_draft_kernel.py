@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from dspark.kernels.common import rng
 from dspark.kernels.common.argmax import NOTHING, pack_argmax
 from dspark.kernels.draft import confidence, kernel, markov_block, reference
 from dspark.kernels.linear import prepare_bf16
+from dspark.kernels.sampling.reference import noised
 
 GAMMA, VOCAB, RANK = 3, 150, 16  # three vocabulary blocks, the last one partial
 
@@ -22,6 +24,7 @@ def problem(requests=3, seed=0):
 def sampling(requests=3):
     return {
         "temperature": torch.linspace(0.5, 1.5, requests),
+        "seeded": torch.arange(requests) % 2 == 0,
         "seed": torch.arange(requests) * 7919 - 3,
         "prefix_len": torch.arange(requests) + 100,
     }
@@ -31,7 +34,7 @@ def sampling(requests=3):
 def test_markov_block(mode):
     arguments = {} if mode == "greedy" else sampling()
     if mode == "mixed":
-        arguments["greedy"] = torch.tensor([True, False, True])
+        arguments["temperature"] = torch.tensor([0.0, 1.0, 0.8])
     got = markov_block(*problem(), **arguments)
     want = reference.markov_block(*problem(), **arguments)
     assert torch.equal(got.tokens, want.tokens)
@@ -72,13 +75,13 @@ def test_two_ranks_propose_what_one_proposes(monkeypatch):
 
     step = iter(range(GAMMA))
 
-    def gather(best, group):
+    def gather(best, *_):
         k = next(step)
-        keys = whole.logits[:, k]
-        stream = reference.rng.stream(
-            sampling()["seed"], sampling()["prefix_len"] + k + 1, reference.rng.DRAFT + k
-        )
-        keys = reference.race_keys(keys, sampling()["temperature"], stream, torch.arange(VOCAB))
+        asked = sampling()
+        purpose = torch.where(asked["seeded"], rng.TOKEN, rng.DRAFT + k)
+        of = rng.stream(asked["seed"], asked["prefix_len"] + k + 1, purpose)
+        of = rng.Stream(of.a[:, None], of.b[:, None])
+        keys = noised(whole.logits[:, k], asked["temperature"], of, torch.arange(VOCAB))
         return torch.stack([best, pack_argmax(keys[:, 80:], 80)])
 
     monkeypatch.setattr(kernel, "gather", gather)
