@@ -4,6 +4,7 @@ R requests, V = depth + 1 rows of each, N tokens in the vocabulary.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -38,7 +39,11 @@ def accept(
         logits: f32 [R * V, N] adjusted to what the requests asked for; tails are cut here.
     """
     params, committed = requests.params, requests.committed
-    lengths = {"verify_len": rows.acceptable, "prefix_len": committed, "rows_run": rows.run}
+    lengths: dict[str, Any] = {
+        "verify_len": rows.acceptable,
+        "prefix_len": committed,
+        "rows_run": rows.run,
+    }
     if params.all_greedy:
         outcome = accept_greedy(candidates, logits, **lengths)
     else:

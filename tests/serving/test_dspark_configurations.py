@@ -58,12 +58,16 @@ def test_whole_prompts_without_prefix_cache_while_retracting(serving, truth):
 def test_two_ranks(serving):
     """Ranks agree on tokens, lengths and budgets; the two-rank target is the truth here."""
     flags = (*CHUNKED, "--tp-size", "2")
-    truth = ids(serving(flags, preset="tiny-tp2").generate_batch(PROMPTS, TOKENS))
+    sampled = {"temperature": 3.0, "sampling_seed": 7, "top_k": 40}
+    target = serving(flags, preset="tiny-tp2")
+    truth = ids(target.generate_batch(PROMPTS, TOKENS))
+    drawn = ids(target.generate_batch(PROMPTS, TOKENS, **sampled))
     server = serving((*flags, *DSPARK), FORCED, preset="tiny-tp2")
     check(server, truth)
-    sampled = {"temperature": 3.0, "sampling_seed": 7, "top_k": 40}
-    alone = server.generate(PROMPTS[1], TOKENS, **sampled).ids
-    assert server.generate_batch(PROMPTS, TOKENS, **sampled)[1].ids == alone
+    assert server.generate(PROMPTS[1], TOKENS, **sampled).ids == drawn[1]
+    assert ids(server.generate_batch(PROMPTS, TOKENS, **sampled)) == drawn
+    free = ids(server.generate_batch(PROMPTS, TOKENS, temperature=3.0))
+    assert [len(out) for out in free] == [TOKENS] * len(PROMPTS)
 
 
 @pytest.mark.deep

@@ -78,7 +78,7 @@ def test_both_modes_in_company(server, truth):
 
 
 @pytest.mark.parametrize("mode", ["target", "server"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["plain", "all cuts", "grammar"])
 def test_alone(request, mode, name, truth):
     one = request.getfixturevalue(mode)
     assert finish(ask(one, [prompt_of(name)], **rules(name))) == [truth[name]]
@@ -100,7 +100,7 @@ def test_drafts_do_not_matter(server, truth, kind):
         assert steps < TOKENS - 1
 
 
-@pytest.mark.parametrize("name", ["plain", "all cuts", "frequency", "grammar"])
+@pytest.mark.parametrize("name", ["plain", "all cuts", "frequency"])
 @pytest.mark.parametrize("events", [1, 3])
 def test_a_retraction_goes_on_with_the_same_stream(target, server, truth, name, events):
     for one in (target, server):
