@@ -67,7 +67,7 @@ def stock_ratio(record: Record, axes: Any) -> None:
 
 def reliability(record: Record, axes: Any) -> None:
     """Predicted against observed chance that drafts 1..k are all accepted, every k pooled."""
-    figure = record["figures"]["code, T=0"]
+    figure = record["figures"]["typed code, T=0"]
     for name, label, colour in (
         ("reliability", "as trained", GREY),
         ("reliability_calibrated", "calibrated", INK),
@@ -77,17 +77,16 @@ def reliability(record: Record, axes: Any) -> None:
     axes.plot([0, 1], [0, 1], ":", color=GREY, linewidth=1)
     axes.set_xlabel("predicted chance of acceptance")
     axes.set_ylabel("observed")
-    axes.set_title(f"held-out code, T=0, {figure['blocks']} blocks")
+    axes.set_title(f"typed code, T=0, {figure['blocks']} blocks")
     axes.legend()
 
 
 def acceptance_by_text(record: Record, axes: Any) -> None:
     """Acceptance of draft k where all before it were accepted."""
-    for (name, figure), style in zip(
-        record["figures"].items(), ("o-", "o--", "s-", "s--"), strict=True
-    ):
+    for index, (name, figure) in enumerate(record["figures"].items()):
         shares = figure["conditional"]
-        colour = INK if name.startswith("code") else GREY
+        style = "osDv"[index // 2] + ("-" if name.endswith("T=0") else "--")
+        colour = INK if "code" in name else GREY
         label = f"{name} ({figure['accepted_length']:.2f} tokens per step)"
         axes.plot(range(1, len(shares) + 1), shares, style, color=colour, label=label)
     axes.set_xlabel("draft position")

@@ -276,7 +276,7 @@ def embedded_table(record: Record) -> str:
     """Acceptance and calibration of the shipped checkpoint by kind of text and temperature."""
     rows = [
         [
-            f"held-out {name}",
+            name,
             str(figure["blocks"]),
             f"{figure['accepted_length']:.2f}",
             " ".join(number(share, 2) for share in figure["conditional"]),
@@ -291,7 +291,7 @@ def embedded_table(record: Record) -> str:
         "text", "verified blocks", "tokens per verify step", "acceptance of draft k, given k - 1",
         "ECE mean / worst", "calibrated", "by chance",
     ]  # fmt: skip
-    prompts = " and ".join(f"{count} {kind}" for kind, count in record["prompts"].items())
+    prompts = ", ".join(f"{count} {kind}" for kind, count in record["prompts"].items())
     what = f"{prompts} prompts, {record['tokens_per_prompt']} new tokens each, as served"
     return f"{what}. {caption(record)}\n\n{markdown(header, rows)}"
 
