@@ -191,7 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.update:
         table = {name: b.resources._asdict() for name, b in sorted(built.items())}
         if options.family:
-            table = {**_golden()["entries"], **table}
+            kept = _golden()["entries"].items()
+            table |= {n: v for n, v in kept if not n.startswith(f"{options.family}.")}
         content = {"triton": triton.__version__, "entries": dict(sorted(table.items()))}
         GOLDEN.write_text(json.dumps(content, indent=1) + "\n")
     else:
