@@ -13,8 +13,7 @@ from dspark.speculation.sampling import RequestParams
 def greedy_request(slot: int, committed: int, bonus: int) -> Requests:
     """One request."""
     params = RequestParams(
-        temperature=torch.ones(1),
-        greedy=torch.ones(1, dtype=torch.bool),
+        temperature=torch.zeros(1),
         top_k=torch.ones(1, dtype=torch.int32),
         top_p=torch.ones(1),
         min_p=torch.zeros(1),
@@ -26,6 +25,8 @@ def greedy_request(slot: int, committed: int, bonus: int) -> Requests:
         committed=torch.tensor([committed]),
         bonus=torch.tensor([bonus]),
         seed=torch.zeros(1, dtype=torch.int64),
+        seeded=torch.zeros(1, dtype=torch.bool),
+        unseeded=0,
         params=params,
     )
 
@@ -40,4 +41,4 @@ def judge(requests: Requests, proposal: Proposal, logits: torch.Tensor) -> Accep
     """Accept with every row run. logits: f32 [V, N]."""
     rows = torch.full((1,), len(logits), dtype=torch.int32)
     candidates = with_bonus(requests, proposal.tokens)
-    return accept(candidates, logits, proposal.logits, requests, VerifyRows(rows, rows), None)
+    return accept(candidates, logits, proposal, requests, VerifyRows(rows, rows), None)

@@ -4,7 +4,6 @@ R requests, V = depth + 1 rows of each, N tokens in the vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -39,17 +38,24 @@ def accept(
         logits: f32 [R * V, N] adjusted to what the requests asked for; tails are cut here.
     """
     params, committed = requests.params, requests.committed
-    lengths: dict[str, Any] = {
-        "verify_len": rows.acceptable,
-        "prefix_len": committed,
-        "rows_run": rows.run,
-    }
     if params.all_greedy:
-        outcome = accept_greedy(candidates, logits, **lengths)
+        outcome = accept_greedy(
+            candidates,
+            logits,
+            verify_len=rows.acceptable,
+            prefix_len=committed,
+            rows_run=rows.run,
+        )
     else:
         cut = tails(logits, params)
         choice = choose(logits, params.temperature, requests.seed, committed + 1, cut)
-        outcome = accept_chosen(candidates, choice, **lengths)
+        outcome = accept_chosen(
+            candidates,
+            choice,
+            verify_len=rows.acceptable,
+            prefix_len=committed,
+            rows_run=rows.run,
+        )
         for some in _unseeded(requests):
             part = _reject(candidates, logits, cut, proposal, requests, rows, some, group)
             for whole, of_some in zip(outcome, part, strict=True):
