@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -184,7 +185,7 @@ def observe(server: LocalServer, options: argparse.Namespace) -> dict[str, Any]:
         "routes": before["routes"],
         "requests": len(work),
         "seconds": round(busy, 1),
-        "kernels_compiled": compiled_kernels() - kernels,
+        "kernels_compiled": sorted(compiled_kernels() - kernels),
         "failures": [a.failure for a in answers if a.failure][:5],
         "aborted": sum(a.ids is None for a in answers),
         "stopped": sum(
@@ -274,6 +275,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def main(argv: Sequence[str]) -> int:
     options, flags = parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     if options.compare:
         name, reference = options.compare
         found = compare(read_record(options.record), name, reference)
@@ -287,8 +289,8 @@ def main(argv: Sequence[str]) -> int:
         return int(found["status"] != 1)
     try:
         found = run_case(options, flags)
-    except Exception as error:
-        write_part(options.record, "cases", options.case, {"failed": str(error)[-3000:]})
+    except BaseException as error:  # also when somebody ends this process: the server ends with it
+        write_part(options.record, "cases", options.case, {"failed": f"{error!r}"[-3000:]})
         raise
     found["plan_over_measured"] = planned_against_measured(
         found["memory"] | {"measured": found["memory_at_end"]} if found["memory_at_end"] else {}

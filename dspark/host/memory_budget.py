@@ -20,7 +20,8 @@ RESERVE = 300 * MIB  # left alone: what allocators waste, code that the driver l
 NCCL = 300 * MIB  # buffers that NCCL takes on more than one card, measured as 200 to 400 MiB
 # Taken by CUDA, NCCL and the driver before weights are loaded. What was given is refused only where
 # even the least is too much; what is chosen leaves room for the most. A worker measures it.
-CONTEXT_LEAST, CONTEXT_MOST = 600 * MIB, 850 * MIB
+CONTEXT_LEAST, CONTEXT_MOST = 600 * MIB, 760 * MIB
+FRAGMENTS = 160 * MIB  # more that a chosen pool leaves: what torch reserves beyond what it uses
 
 # Bounds inside the kernels; tests compare them with the sources.
 INDEX_SCORES = 64 * MIB  # of one part of a prompt's rows
@@ -254,11 +255,16 @@ class Card(NamedTuple):
 
     free: int  # bytes before the server starts
     static_share: float | None = None  # of `free`, for weights and pools (--mem-fraction-static)
-    context: int = CONTEXT_MOST  # bytes that CUDA takes
+    context: int = CONTEXT_LEAST  # bytes that CUDA takes
 
     @property
     def available(self) -> int:
         return self.free - self.context
+
+    @property
+    def cautious(self) -> "Card":
+        """The card by which sizes are chosen, where those that are given may go further."""
+        return self._replace(context=CONTEXT_MOST + FRAGMENTS)
 
     @property
     def static(self) -> int | None:
@@ -298,9 +304,9 @@ def plan(card: Card, weights: Weights, load: Load, wishes: Wishes) -> Plan:
         prompt_rows=wishes.prompt_rows or CHUNKS[-1],
     )
     wanted = wishes.tokens or wishes.context or MIN_TOKENS
-    refused = card._replace(context=CONTEXT_LEAST)
-    if refused.tokens(least, weights) < wanted:
-        raise BudgetError(cannot_hold(refused, weights, least, wishes, wanted))
+    if card.tokens(least, weights) < wanted:
+        raise BudgetError(cannot_hold(card, weights, least, wishes, wanted))
+    card = card.cautious
     chosen = _with_chunk(card, weights, least, wishes, wanted)
     for requests in _request_counts(wishes):
         load = _with_context(card, weights, chosen._replace(requests=requests), wishes)
@@ -382,8 +388,7 @@ def cannot_hold(card: Card, weights: Weights, load: Load, wishes: Wishes, wanted
         has += f", of which --mem-fraction-static {card.static_share} gives {gib(card.static)} to "
         has += "weights and pools"
     # What is proposed must fit for certain.
-    cautious = card._replace(context=CONTEXT_MOST)
-    fitting = list(_what_would_fit(cautious, weights, load, wishes, wanted))
+    fitting = list(_what_would_fit(card.cautious, weights, load, wishes, wanted))
     if not fitting:
         return f"{head}, but {has}; free memory or divide the model by more cards (--tp-size)."
     return f"{head}, but {has}; {' or '.join(fitting)} would fit."

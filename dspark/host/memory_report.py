@@ -40,9 +40,11 @@ def measure(configurator) -> MemoryReport:
         pages, more = args.max_total_tokens // PAGE_TOKENS, []
     else:
         static = static_bytes(args)
-        most = memory_budget.most_pages(load, weights, available, static)
+        # A pool that was not given leaves room for what torch reserves beyond what it uses.
+        free = available - (0 if args.max_total_tokens else memory_budget.FRAGMENTS)
+        most = memory_budget.most_pages(load, weights, free, static)
         pages = choose_pages(args.max_total_tokens, most, memory_budget.useful_pages(load))
-        more = memory_budget.what_gives_more(load, weights, available, static)
+        more = memory_budget.what_gives_more(load, weights, free, static)
     budget = memory_budget.budget(load, weights, pages)
     if configurator.ps.tp_rank == 0:
         logger.info(memory_budget.table(budget, load, more))
@@ -85,7 +87,7 @@ def available_bytes(configurator, weights: Weights) -> int | None:
     """Bytes that the budget divides, weights included: the least of all ranks."""
     if configurator.device == "cpu":
         card = memory_flags.card_bytes(configurator.server_args, on_cpu=True)
-        return None if card is None else card - memory_budget.CONTEXT_MOST
+        return None if card is None else card - memory_budget.CONTEXT_LEAST
     world = get_world_group()
     free = get_available_gpu_memory(
         configurator.device,

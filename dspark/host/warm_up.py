@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "dspark"
 NEW_TOKENS = 3
+BATCH_TOKENS = 12  # so that requests that arrive one after another still run together
 IDLE_S = 30.0  # most that the last step may take to end
 # Both sides of every range of rows, at a multiple of 16 and beside it.
 PROMPT_ROWS = (1, 2, 10, 11, 16, 17, 64, 65, 80, 85, 86, 96, 112, 341, 342, 352, 512, 513)
@@ -38,20 +39,21 @@ class Group(NamedTuple):
 
     lengths: tuple[int, ...]  # tokens of each prompt
     sampling: dict[str, Any]
+    new_tokens: int = NEW_TOKENS
 
 
-def groups(chunk: int, context: int, requests: int) -> list[Group]:
+def groups(chunk: int, longest: int, requests: int) -> list[Group]:
     """What to run: every class of prompt alone, then every way to sample, in batches too.
 
-    chunk: most rows of a prompt batch, 0 if prompts are not divided.
+    chunk: most rows of a prompt batch, 0 if prompts are not divided. longest: tokens of the
+    longest prompt that can be answered.
     """
-    longest = context - NEW_TOKENS - 1
     widest = {chunk - 1, chunk, chunk + 1, 2 * chunk + 17} if chunk else {longest}
     rows = sorted({*PROMPT_ROWS, *widest})
     alone = [Group((n,), SAMPLING[0]) for n in rows if 1 <= n <= longest]
     batches = sorted({min(n, requests) for n in (1, *BATCHES, requests)})
-    length = min(24, longest)
-    return alone + [Group((length,) * n, how) for how in SAMPLING for n in batches]
+    length, new_tokens = max(1, min(24, longest - BATCH_TOKENS)), min(BATCH_TOKENS, longest)
+    return alone + [Group((length,) * n, how, new_tokens) for how in SAMPLING for n in batches]
 
 
 def bodies(group: Group, vocab: int, random_tokens: random.Random) -> Iterator[dict[str, Any]]:
@@ -59,7 +61,8 @@ def bodies(group: Group, vocab: int, random_tokens: random.Random) -> Iterator[d
     for length in group.lengths:
         yield {
             "input_ids": [random_tokens.randrange(vocab) for _ in range(length)],
-            "sampling_params": group.sampling | {"max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+            "sampling_params": group.sampling
+            | {"max_new_tokens": group.new_tokens, "ignore_eos": True},
         }
 
 
@@ -72,14 +75,18 @@ async def run(disaggregation_mode: str, tokenizer_manager) -> None:
     random_tokens = random.Random(0)
 
     async def ask(body: dict[str, Any]) -> None:
-        async for _ in tokenizer_manager.generate_request(GenerateReqInput(**body), None):
-            pass
+        try:
+            async for _ in tokenizer_manager.generate_request(GenerateReqInput(**body), None):
+                pass
+        except Exception as error:  # a server that cannot answer this one may answer others
+            logger.warning(
+                "A warm-up request of %d tokens failed: %s", len(body["input_ids"]), error
+            )
 
-    planned = groups(
-        max(args.chunked_prefill_size, 0),
-        tokenizer_manager.model_config.context_len,
-        args.max_running_requests,
-    )
+    context = tokenizer_manager.model_config.context_len
+    # Both lengths are refused themselves; only what is shorter is served.
+    longest = min(context - NEW_TOKENS, tokenizer_manager.max_req_input_len) - 1
+    planned = groups(max(args.chunked_prefill_size, 0), longest, args.max_running_requests)
     for group in tqdm(planned, desc="Compiling the kernels of prompts", unit="batch"):
         await asyncio.gather(*(ask(body) for body in bodies(group, vocab, random_tokens)))
     await tokenizer_manager.flush_cache(timeout_s=IDLE_S)
@@ -90,16 +97,15 @@ async def run(disaggregation_mode: str, tokenizer_manager) -> None:
         "Ready %.1f s after the start, %.1f s of them warm-up; it compiled %d kernels.",
         time.time() - psutil.Process().create_time(),
         time.monotonic() - started,
-        compiled_kernels() - before,
+        len(compiled_kernels() - before),
     )
 
 
-def compiled_kernels() -> int:
-    """Kernels in Triton's cache on disk, by which a cold start is told from a warm one."""
+def compiled_kernels() -> set[str]:
+    """Kernels in Triton's cache on disk as "hash/name", by which cold and warm starts differ."""
     from triton import knobs
 
-    cache = Path(knobs.cache.dir)
-    return sum(1 for _ in cache.iterdir()) if cache.is_dir() else 0
+    return {f"{file.parent.name}/{file.stem}" for file in Path(knobs.cache.dir).glob("*/*.cubin")}
 
 
 def register() -> None:

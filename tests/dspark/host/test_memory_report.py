@@ -53,7 +53,8 @@ def test_the_pool_takes_what_the_weights_leave(caplog):
     caplog.set_level("INFO")
     made = memory_report.measure(configurator(context=65536))
     assert made.budget.total <= made.available
-    assert made.available - made.budget.total < 4 << 20  # less than one more page needs
+    left = made.available - made.budget.total - memory_budget.FRAGMENTS
+    assert 0 <= left < 4 << 20  # less than one more page needs
     assert "Memory of each card" in caplog.text
     section = memory_report.section(made)
     assert section["planned"]["tokens"] == made.budget.tokens

@@ -32,7 +32,8 @@ def test_counts_that_triton_tells_apart_run():
     [(2048, 100_000, 8), (512, 300, 1), (0, 8192, 48), (256, 20, 3)],
 )
 def test_groups_fit_the_server(chunk, context, requests):
-    found = warm_up.groups(chunk, context, requests)
+    longest = context - warm_up.NEW_TOKENS - 1
+    found = warm_up.groups(chunk, longest, requests)
     for group in found:
         assert len(group.lengths) <= requests
         assert all(1 <= n <= context - warm_up.NEW_TOKENS - 1 for n in group.lengths)
@@ -51,11 +52,14 @@ class Manager:
             chunked_prefill_size=64, max_running_requests=4, speculative_algorithm=algorithm
         )
         self.model_config = SimpleNamespace(vocab_size=100, context_len=200)
+        self.max_req_input_len = 150
         self.asked, self.flushed, self.changed = [], 0, []
 
     async def generate_request(self, request, _):
         assert not self.flushed
         self.asked.append(request)
+        if len(request.input_ids) == 17:
+            raise ValueError("no room")
         yield {}
 
     async def flush_cache(self, timeout_s):
@@ -66,12 +70,14 @@ class Manager:
 
 
 @pytest.mark.parametrize("algorithm", [None, "DSPARK"])
-def test_every_request_is_asked_once_and_nothing_is_remembered(algorithm):
+def test_every_request_is_asked_once_and_nothing_is_remembered(algorithm, caplog):
     manager = Manager(algorithm)
     asyncio.run(warm_up.run("null", manager))
-    groups = warm_up.groups(64, 200, 4)
+    groups = warm_up.groups(64, 149, 4)  # the server admits what is shorter than 150
     assert len(manager.asked) == sum(len(g.lengths) for g in groups)
     assert max(max(r.input_ids) for r in manager.asked) < 100
+    assert max(len(r.input_ids) for r in manager.asked) == 2 * 64 + 17
+    assert "A warm-up request of 17 tokens failed: no room" in caplog.text
     assert manager.flushed == 1
     assert manager.changed == ([] if algorithm is None else [{"dspark_clear_info_records": 1}])
 
