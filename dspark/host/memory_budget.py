@@ -20,7 +20,7 @@ RESERVE = 300 * MIB  # left alone: what allocators waste, code that the driver l
 NCCL = 300 * MIB  # buffers that NCCL takes on more than one card, measured as 200 to 400 MiB
 # Taken by CUDA, NCCL and the driver before weights are loaded. What was given is refused only where
 # even the least is too much; what is chosen leaves room for the most. A worker measures it.
-CONTEXT_LEAST, CONTEXT_MOST = 600 * MIB, 760 * MIB
+CONTEXT_LEAST, CONTEXT_MOST = 600 * MIB, 800 * MIB
 FRAGMENTS = 160 * MIB  # more that a chosen pool leaves: what torch reserves beyond what it uses
 
 # Bounds inside the kernels; tests compare them with the sources.
