@@ -11,6 +11,7 @@ from pathlib import Path
 
 UPDATE = "updating weights: they are repacked when they are loaded; start a new server instead"
 SEND = "sending weights: they are repacked when they are loaded"
+SAVE = "saving weights: they are repacked when they are loaded; copy the checkpoint instead"
 READ = "reading weights: they are repacked when they are loaded"
 PAUSE = "releasing memory: weights and pools stay where they are; use /pause_generation instead"
 LORA = "LoRA adapters"
@@ -63,7 +64,10 @@ LONGEST_DELAY_S = 10
 
 def refused_sentence(method: str) -> str:
     """What the call of a method of NOT_SERVED is answered with."""
-    _, what = NOT_SERVED[method]
+    return not_served(NOT_SERVED[method][1])
+
+
+def not_served(what: str) -> str:
     return f"sglang-dspark does not serve {what}."
 
 

@@ -165,6 +165,25 @@ def finish_reasoning(original, serving, *args, **kwargs):
     return parsers.finish_reasoning(original, serving, *args, **kwargs)
 
 
+def send_after_enough_tokens(original, accumulator, *, req):
+    """_GenerationStreamAccumulator.accept, which waits for numbers that a step may jump over."""
+    if not req.stream or req.finished() or not is_ours():
+        return original(accumulator, req=req)
+    from dspark.host import stream_interval
+
+    return stream_interval.accept(original, accumulator, req)
+
+
+def refuse_saving(original, engine, **kwargs):
+    """Engine.save_remote_model and save_sharded_model ask the scheduler past the manager."""
+    if manager_is_ours(engine.tokenizer_manager):
+        from dspark.host.control import SAVE, not_served
+        from dspark.host.refusal import NotServed
+
+        raise NotServed(not_served(SAVE))
+    return original(engine, **kwargs)
+
+
 def build_kv_pool(original, configurator, **kwargs):
     if not kwargs["is_dsv4_model"]:
         return original(configurator, **kwargs)
@@ -442,6 +461,7 @@ def add_dspark_section(original, scheduler, recv_req):
         section |= of_target(scheduler.tp_worker.model_runner)
     if section:
         output.internal_state["dspark"] = section
+    if "mean_accepted_length" in section:
         # SGLang's own figure is as old as the last line of its log.
         output.internal_state["avg_spec_accept_length"] = section["mean_accepted_length"]
     return output

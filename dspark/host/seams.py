@@ -43,6 +43,8 @@ KVC = "mem_cache.kv_cache_configurator.KVCacheConfigurator"
 REQUEST_POOL = "mem_cache.memory_pool.ReqToTokenPool"
 MANAGER = "managers.tokenizer_manager.TokenizerManager"
 CHAT = "entrypoints.openai.serving_chat.OpenAIServingChat"
+ENGINE = "entrypoints.engine.Engine"
+STREAMER = "managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
 PROFILER = "managers.scheduler_components.profiler_manager.SchedulerProfilerManager"
 SAMPLER = "layers.sampler.Sampler"
 SWA_ALLOCATOR = "mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
@@ -108,6 +110,9 @@ SEAMS = (
     Seam(f"{PROFILER}._profile", Use.HOOK, ("self", "recv_req")),
     Seam("managers.io_struct.ProfileReqOutput", Use.CALL, ("success", "message")),
     Seam("managers.io_struct.ProfileReqType.START_PROFILE", Use.CALL),
+    Seam(f"{ENGINE}.save_remote_model", Use.HOOK, ("self", "kwargs")),
+    Seam(f"{ENGINE}.save_sharded_model", Use.HOOK, ("self", "kwargs")),
+    Seam(f"{STREAMER}.accept", Use.HOOK, ("self", "req")),
     Seam(f"{CHAT}.__init__", Use.HOOK, ("self", "tokenizer_manager", "template_manager")),
     Seam(
         f"{CHAT}._process_tool_call_stream",

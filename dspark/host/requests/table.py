@@ -8,6 +8,7 @@ SGLang knows no others and says so in a traceback.
 import functools
 from typing import Any
 
+from dspark.host.arguments import REASONING_PARSER, TOOL_CALL_PARSER
 from dspark.host.requests.conversation import CONVERSATION, MESSAGES
 from dspark.host.requests.grammars import grammar
 from dspark.host.requests.rules import (
@@ -26,6 +27,7 @@ from dspark.host.requests.rules import (
     one_or_many,
     pattern,
     record,
+    refuse,
     scalar,
     show,
     single_or_list,
@@ -462,6 +464,26 @@ VERTEX: dict[str, Rule] = {
     ),
 }
 
+
+def reasoning_parser(value: Any, name: str, model: Model) -> None:
+    from sglang.srt.parser.reasoning_parser import ReasoningParser
+
+    some_text(value, name, model)
+    if value.lower() not in ReasoningParser.DetectorMap:
+        refuse(name, f'the name of a parser, as "{REASONING_PARSER}"', value)
+
+
+def tool_call_parser(value: Any, name: str, model: Model) -> None:
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    some_text(value, name, model)
+    if value not in FunctionCallParser.ToolCallParserEnum:
+        refuse(name, f'the name of a parser, as "{TOOL_CALL_PARSER}"', value)
+
+
+PARSE_CALLS = {"text": text, "tools": TOOLS, "tool_call_parser": tool_call_parser}
+SEPARATE = {"text": text, "reasoning_parser": reasoning_parser, "return_blocks": flag}
+
 # By the name of the function that SGLang answers the endpoint with; its path can be configured.
 ENDPOINTS: dict[str, Rule] = {
     "generate_request": record(GENERATE),
@@ -475,6 +497,8 @@ ENDPOINTS: dict[str, Rule] = {
     "v1_score_request": record(SCORE, need=("query", "items", "label_token_ids")),
     "anthropic_v1_messages": record(ANTHROPIC, need=("messages", "max_tokens")),
     "anthropic_v1_count_tokens": record(COUNT_TOKENS, need=("messages",)),
+    "parse_function_call_request": record(PARSE_CALLS, need=("text", "tool_call_parser")),
+    "separate_reasoning_request": record(SEPARATE, need=("text", "reasoning_parser")),
     "ollama_chat": record(OLLAMA_CHAT, need=("messages",)),
     "ollama_generate": record(OLLAMA_GENERATE),
 }
