@@ -50,8 +50,8 @@ def metadata_cases(requests: int, context: int, device: torch.device = CUDA) -> 
     slots = requests + 1
     tokens = torch.arange(PAGE, (slots * pages + 1) * PAGE, device=device)
     arguments: dict[str, Any] = {
-        "req_slot": torch.arange(1, slots, device=device),
-        "prefix_len": torch.full((requests,), context - V, device=device),
+        "request_slot": torch.arange(1, slots, device=device),
+        "committed": torch.full((requests,), context - V, device=device),
         "req_to_token": tokens.view(slots, -1).int(),
         "full_to_swa": torch.arange((slots * pages + 1) * PAGE, device=device),
         "window": 128,
@@ -81,7 +81,7 @@ def sampling(requests: int, device: torch.device) -> dict[str, torch.Tensor]:
     return {
         "temperature": torch.ones(requests, device=device),
         "seed": torch.arange(requests, device=device),
-        "prefix_len": torch.arange(requests, device=device),
+        "committed": torch.arange(requests, device=device),
     }
 
 
@@ -124,7 +124,7 @@ def accept_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]
     random = seeded(device, requests)
     right = (torch.arange(requests, device=device) + 3) % V
     moved = 4 * requests * V * VOCAB
-    shared = {"verify_len": torch.full((requests,), V, dtype=torch.int32, device=device)}
+    shared = {"acceptable": torch.full((requests,), V, dtype=torch.int32, device=device)}
     whole, shards, sampled = [], [], []
     for _ in range(copies_on(device, moved)):
         logits = torch.randn(requests * V, VOCAB, device=device, generator=random)
@@ -134,7 +134,7 @@ def accept_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]
         tokens[:, 1:] = torch.where(is_right, best[:, :-1], tokens[:, 1:])
         proposed = torch.randn(requests, GAMMA, VOCAB, device=device, generator=random)
         keys = sampling(requests, device)
-        call = {**shared, "candidates": tokens, "prefix_len": keys["prefix_len"]}
+        call = {**shared, "candidates": tokens, "committed": keys["committed"]}
         whole.append({**call, "logits": logits})
         shards.append({**call, "logits": logits[:, :SHARD].contiguous()})
         sampled.append({**call, **keys, "logits": logits, "draft_logits": proposed})
@@ -156,7 +156,7 @@ def sampling_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCas
         "top_p": torch.where(odd, 1.0, 0.9),
         "min_p": torch.zeros(requests, device=device),
     }
-    named = {"seed": keys["seed"], "position": keys["prefix_len"]}
+    named = {"seed": keys["seed"], "position": keys["committed"]}
     cuts, draws = [], []
     for _ in range(copies_on(device, moved)):
         logits = 3 * torch.randn(requests * V, VOCAB, device=device, generator=random)
@@ -170,12 +170,12 @@ def rollback_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCas
     slots = max(requests, 8) + 1
     call = {
         "pool": torch.ones(C128_LAYERS, slots * RING_C128, 1024, device=device),
-        "req_slot": torch.arange(1, requests + 1, device=device),
-        "seq_len": torch.arange(requests, device=device) * 100,
+        "request_slot": torch.arange(1, requests + 1, device=device),
+        "committed": torch.arange(requests, device=device) * 100,
         "commit_len": torch.ones(requests, dtype=torch.int32, device=device),
-        "verify_len": torch.full((requests,), V, dtype=torch.int32, device=device),
+        "rows_run": torch.full((requests,), V, dtype=torch.int32, device=device),
         "ring": RING_C128,
-        "verify_rows": V,
+        "verify_width": V,
     }
     moved = C128_LAYERS * requests * GAMMA * 4096
     yield OpCase("c128_rollback, all drafts rejected", c128_rollback, [call], moved)

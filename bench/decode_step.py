@@ -20,7 +20,7 @@ from torch.autograd import DeviceType
 from dspark.bench.environment import describe
 from dspark.bench.graph_time import median_time
 from dspark.bench.local_target import LocalTarget
-from dspark.kernels.compress import few_rows
+from dspark.kernels.compress import rows_fit_ring
 from dspark.kernels.step import step_meta
 from dspark.kernels.tooling.launch_counts import count_launches
 from dspark.target.caches import C128_PER_PAGE, PAGE_TOKENS
@@ -66,8 +66,8 @@ def measure(weights: TargetWeights, config: ModelConfig, rows: int, context: int
 
     def step() -> torch.Tensor:
         meta = step_meta(
-            req_slot=slot,
-            prefix_len=prefix,
+            request_slot=slot,
+            committed=prefix,
             row_len=length,
             rows=rows,
             req_to_token=model.req_to_token,
@@ -85,7 +85,7 @@ def measure(weights: TargetWeights, config: ModelConfig, rows: int, context: int
             ids,
             weights,
             config,
-            Forward(meta, few_rows(rows, model.geometry.c4.ring), model.rope, model.caches),
+            Forward(meta, rows_fit_ring(rows, model.geometry.c4.ring), model.rope, model.caches),
         )
         return logits(out.hidden, weights)
 

@@ -174,7 +174,7 @@ def compress_cases(rows: int, context: int, device: torch.device = CUDA) -> Iter
             for _ in range(copies_on(device, moved)):
                 first, *second = streams()
                 if second:
-                    pair = {"main": first, "index": second[0], "few_rows": True}
+                    pair = {"main": first, "index": second[0], "running": True}
                     inputs.append({**shared, **pair})
                 else:
                     inputs.append({**shared, "stream": first, "entries_per_page": C128_PER_PAGE})

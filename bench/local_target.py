@@ -10,7 +10,7 @@ import torch
 
 from dspark.kernels.common.index_pages import KEYS, PACKED_STRIDE, WIDTH
 from dspark.kernels.common.kv_pages import page_stride
-from dspark.kernels.compress import few_rows
+from dspark.kernels.compress import rows_fit_ring
 from dspark.kernels.step import StepMeta, step_meta
 from dspark.state import StateGeometry, StatePools
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
@@ -125,8 +125,8 @@ class LocalTarget:
 
     def meta(self, rows: list[Rows], store_all: bool) -> StepMeta:
         return step_meta(
-            req_slot=self.tensor([r.sequence + 1 for r in rows]),
-            prefix_len=self.tensor([r.prefix for r in rows]),
+            request_slot=self.tensor([r.sequence + 1 for r in rows]),
+            committed=self.tensor([r.prefix for r in rows]),
             row_len=self.tensor([len(r.tokens) for r in rows]),
             rows=sum(len(r.tokens) for r in rows),
             req_to_token=self.req_to_token,
@@ -143,7 +143,7 @@ class LocalTarget:
     def forward(self, rows: list[Rows], store_all: bool = True) -> TargetOutput:
         """Run all rows in one forward; `store_all` as in decode and verify, False as in prefill."""
         ids = self.tensor([t for r in rows for t in r.tokens])
-        running = few_rows(max(len(r.tokens) for r in rows), self.geometry.c4.ring)
+        running = rows_fit_ring(max(len(r.tokens) for r in rows), self.geometry.c4.ring)
         streams = embed_streams(self.weights.embed[ids].to(self.dtype))
         return run_layers(
             streams,

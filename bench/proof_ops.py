@@ -217,7 +217,7 @@ def forwards(rows: dict[str, Any], by_row: bool) -> Iterator[dict[str, Any]]:
 
 
 def run_pair(
-    main: Stream, index: Stream, cos_sin: Tensor, *, few_rows: bool, by_row: bool = False,
+    main: Stream, index: Stream, cos_sin: Tensor, *, running: bool, by_row: bool = False,
     **rows: Tensor,
 ) -> Outputs:  # fmt: skip
     main, index = (
@@ -229,7 +229,7 @@ def run_pair(
             main._replace(s=one),
             index._replace(s=other),
             cos_sin=cos_sin,
-            few_rows=few_rows,
+            running=running,
             **step,
         )
     loc = rows["out_loc"]
@@ -275,8 +275,8 @@ def each(*names: str) -> dict[str, int]:
     return dict.fromkeys(names, 1)
 
 
-SAMPLING = each("temperature", "seed", "prefix_len")
-CANDIDATES = {**each("candidates", "verify_len", "prefix_len"), "logits": control_ops.V}
+SAMPLING = each("temperature", "seed", "committed")
+CANDIDATES = {**each("candidates", "acceptable", "committed"), "logits": control_ops.V}
 METHODS: dict[Callable[..., Any], Method] = {
     fp8_linear: Method(each("x"), "x"),
     fp8_linear_parts: Method(each("x"), "x"),

@@ -121,8 +121,8 @@ class Bench:
         gamma, sequences = self.dspark.block_size, len(texts.ids)
         ids = block_ids(texts.ids[:, at], gamma, self.dspark.noise_token_id)
         meta = draft_meta(
-            req_slot=1 + torch.arange(sequences),
-            prefix_len=torch.full((sequences,), at),
+            request_slot=1 + torch.arange(sequences),
+            committed=torch.full((sequences,), at),
             gamma=gamma,
             req_to_token=self.target.req_to_token,
             full_to_swa=self.target.full_to_swa,

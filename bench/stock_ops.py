@@ -218,7 +218,7 @@ def cleanups() -> Iterator[Comparison]:
 
 
 def _our_cleanup(state, slot, length, commit, verify, _: int) -> None:
-    c128_rollback(state, slot, length, commit, verify, ring=RING_C128, verify_rows=VERIFY)
+    c128_rollback(state, slot, length, commit, verify, ring=RING_C128, verify_width=VERIFY)
 
 
 def _stock_cleanup(state, slot, length, commit) -> Launch:

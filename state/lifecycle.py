@@ -69,14 +69,14 @@ class StateLifecycle:
         self._checked = False
         return self.pages.begin_forward()
 
-    def observe(self, meta: StepMeta, req_slot: Tensor) -> None:
+    def observe(self, meta: StepMeta, request_slot: Tensor) -> None:
         """With STATE_DEBUG=1: check the rows this planned forward will read; else nothing.
 
-        Call between `begin_forward` and the first layer. req_slot: int [R].
+        Call between `begin_forward` and the first layer. request_slot: int [R].
         Raises StateInvariantError.
         """
         if self.tags is not None:
-            self.tags.observe(meta, req_slot)
+            self.tags.observe(meta, request_slot)
 
     def check(self) -> None:
         """Check every invariant between two forwards; waits for the device.

@@ -40,7 +40,7 @@ class RingRollback:
             commit_len,
             rows_run,
             ring=geometry.c128.ring,
-            verify_rows=geometry.verify_width,
+            verify_width=geometry.verify_width,
         )
         if self._tags is not None:
             self._tags.rolled_back(slot, committed, commit_len)

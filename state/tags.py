@@ -84,13 +84,13 @@ class RowTags:
             self.c4[last.c4[dead & (last.c4 >= 0)]] = DEAD
             self.c128[last.c128[dead & (last.c128 >= 0)]] = EMPTY  # the kernel empties these
 
-    def observe(self, meta: StepMeta, req_slot: Tensor) -> None:
+    def observe(self, meta: StepMeta, request_slot: Tensor) -> None:
         """Check every row the planned forward will read, then tag every row it will write.
 
         Raises StateInvariantError naming kind, slot or page, generation or epoch and position.
         """
         plan = meta._replace(**{k: v.cpu().long() for k, v in meta._asdict().items()})
-        slot = req_slot.cpu().long()[plan.row_req.clamp(min=0)]
+        slot = request_slot.cpu().long()[plan.row_req.clamp(min=0)]
         slot = torch.where(plan.row_req < 0, 0, slot)
         self._check_c4_reads(plan)
         self._check_c128_reads(plan, slot)

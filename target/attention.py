@@ -137,7 +137,7 @@ def attend(
         config.head_dim**-0.5,
         rope,
         rows.pos,
-        few_rows=rows.running,
+        running=rows.running,
     )
     groups = heads * config.o_groups // config.num_attention_heads
     grouped = grouped_linear(out.view(out.shape[0], groups, -1), w.wo_a)
@@ -213,7 +213,7 @@ def _entries_c4(
         meta.c4_loc,
         C4_PER_PAGE,
         config.rms_norm_eps,
-        few_rows=forward.running,
+        running=forward.running,
     )
     chosen = index_select(
         index_q(index_query.view(-1, heads, config.index_head_dim), head_weights, rope, meta.pos),

@@ -26,7 +26,7 @@ class Forward(NamedTuple):
 
     meta: StepMeta
     # Rows of running requests (decode, verify), each request's few enough for
-    # `dspark.kernels.compress.few_rows`; False = rows of prompts.
+    # `dspark.kernels.compress.rows_fit_ring`; False = rows of prompts.
     running: bool
     rope: RopeTables
     caches: Sequence[LayerCaches]  # one per layer, updated in place

@@ -59,8 +59,8 @@ class Attention(NamedTuple):
     cos_sin: torch.Tensor | None
     pos: torch.Tensor
 
-    def run(self, few_rows: bool | None = None) -> torch.Tensor:
-        return mla_sparse(*self, few_rows=few_rows)
+    def run(self, running: bool | None = None) -> torch.Tensor:
+        return mla_sparse(*self, running=running)
 
     def reference(self) -> torch.Tensor:
         return reference.mla_sparse(*self)
@@ -212,7 +212,7 @@ def run_compressor(implementation, case: Compress, eps: float = 1e-6) -> Compres
         implementation.c128_compress(case.stream, *case.addresses, 2, eps)
         return case
     streams = (case.stream, case.companion()) if width == 512 else (case.companion(), case.stream)
-    implementation.c4_compress_pair(*streams, *case.addresses, 64, eps, few_rows=False)
+    implementation.c4_compress_pair(*streams, *case.addresses, 64, eps, running=False)
     return case
 
 

@@ -60,8 +60,8 @@ class Speculation:
         gamma = self.dspark.block_size
         ids = block_ids(requests.bonus, gamma, self.dspark.noise_token_id)
         meta = draft_meta(
-            req_slot=requests.slot,
-            prefix_len=requests.committed,
+            request_slot=requests.slot,
+            committed=requests.committed,
             gamma=gamma,
             req_to_token=self.target.req_to_token,
             full_to_swa=self.target.full_to_swa,

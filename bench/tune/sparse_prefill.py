@@ -70,7 +70,7 @@ def check() -> Check:
     inputs = make(Shape(2, 4, 70, 40, 2), torch.device("cpu"), 1, seed=3)
 
     def run(device: torch.device) -> torch.Tensor:
-        return mla_sparse(*inputs.to(device).arguments(0), few_rows=False)
+        return mla_sparse(*inputs.to(device).arguments(0), running=False)
 
     return Check("t2-h4-w70-e40", run, lambda: reference.mla_sparse(*inputs.arguments(0)), 5e-3)
 

@@ -22,7 +22,7 @@ from dspark.target.sharding import check_tp
 
 MIN_POOL_TOKENS = 2 * PAGE_TOKENS
 ADA = (8, 9)
-LONGEST_BLOCK = 8  # drafts of a step: `compress.few_rows` of one row more, with a ring of 16
+LONGEST_BLOCK = 8  # drafts of a step: `compress.rows_fit_ring` of one row more, with a ring of 16
 ALLOW_ANY_GPU = "DSPARK_ALLOW_ANY_GPU"  # for tests on a GPU whose kernels are not tuned
 
 

@@ -13,7 +13,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
 from dspark.host.pool_sizes import context_pages
 from dspark.host.pools import DSparkKVPool
-from dspark.kernels.compress import few_rows
+from dspark.kernels.compress import rows_fit_ring
 from dspark.kernels.step import step_meta
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.config import ModelConfig
@@ -128,10 +128,10 @@ class DSparkAttentionBackend(AttentionBackend):
         geometry = self.token_to_kv_pool.state.geometry
         running = rows.width is not None
         # Sizes that break this are refused at start.
-        assert rows.width is None or few_rows(rows.width, geometry.c4.ring)
+        assert rows.width is None or rows_fit_ring(rows.width, geometry.c4.ring)
         meta = step_meta(
-            req_slot=fb.req_pool_indices,
-            prefix_len=rows.committed,
+            request_slot=fb.req_pool_indices,
+            committed=rows.committed,
             row_len=rows.run,
             rows=rows.total,
             stride=rows.width,

@@ -40,8 +40,8 @@ class DraftAttentionBackend(AttentionBackend):
         slot = fb.req_pool_indices
         # SGLang pads graph batches with request slot 0, which no request ever owns.
         meta = draft_meta(
-            req_slot=torch.where(slot > 0, slot, -1),
-            prefix_len=fb.seq_lens.to(torch.int64),
+            request_slot=torch.where(slot > 0, slot, -1),
+            committed=fb.seq_lens.to(torch.int64),
             gamma=self.gamma,
             req_to_token=self.req_to_token_pool.req_to_token,
             full_to_swa=self.token_to_kv_pool.full_to_swa_index_mapping,

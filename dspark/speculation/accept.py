@@ -42,8 +42,8 @@ def accept(
         outcome = accept_greedy(
             candidates,
             logits,
-            verify_len=rows.acceptable,
-            prefix_len=committed,
+            acceptable=rows.acceptable,
+            committed=committed,
             rows_run=rows.run,
         )
     else:
@@ -52,8 +52,8 @@ def accept(
         outcome = accept_chosen(
             candidates,
             choice,
-            verify_len=rows.acceptable,
-            prefix_len=committed,
+            acceptable=rows.acceptable,
+            committed=committed,
             rows_run=rows.run,
         )
         for some in _unseeded(requests):
@@ -93,8 +93,8 @@ def _reject(
         candidates[some],
         kept.flatten(0, 1),
         proposal_law(proposal, some, group),
-        verify_len=rows.acceptable[some],
-        prefix_len=requests.committed[some],
+        acceptable=rows.acceptable[some],
+        committed=requests.committed[some],
         temperature=requests.params.temperature[some],
         seed=requests.seed[some],
         rows_run=rows.run[some],

@@ -76,7 +76,7 @@ def _draw(logits: torch.Tensor, requests: Requests, head: DraftHead) -> MarkovBl
         temperature=requests.params.temperature if sampled else None,
         seeded=requests.seeded if sampled else None,
         seed=requests.seed if sampled else None,
-        prefix_len=requests.committed if sampled else None,
+        committed=requests.committed if sampled else None,
         keep_logits=requests.unseeded > 0,
         vocab_start=head.rank * logits.shape[2],
         group=head.group,

@@ -1,8 +1,8 @@
 """Which drafts the target accepts, and the token it adds: the last stage of a verify step.
 
 All ops take the verify rows in a fixed stride: row `r * V + j` holds the target's logits at
-candidate j of request r, V = gamma + 1. Candidate 0 is the last emitted token, candidates
-1..gamma are the drafts; row j is the target's distribution of the token after candidate j.
+candidate j of request r, V = depth + 1. Candidate 0 is the last emitted token, candidates
+1..depth are the drafts; row j is the target's distribution of the token after candidate j.
 """
 
 from torch import Tensor

@@ -29,7 +29,7 @@ def _certain() -> None:
 
 
 def _lengths() -> dict[str, torch.Tensor]:
-    return {"verify_len": meta(torch.int32, R), "prefix_len": meta(torch.int64, R)}
+    return {"acceptable": meta(torch.int32, R), "committed": meta(torch.int64, R)}
 
 
 EXAMPLES = [

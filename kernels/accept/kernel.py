@@ -109,7 +109,7 @@ def _best_of_row(best, row, rows, parts, chunks, BLOCK_C: tl.constexpr):
 
 @triton.jit
 def _test(
-    candidates, logits, draft_logits, temperature, seed, prefix_len, p_top, p_total, q_top, q_total,
+    candidates, logits, draft_logits, temperature, seed, committed, p_top, p_total, q_top, q_total,
     passed, p_norm, q_norm, vocab, chunks, V: tl.constexpr,
 ):  # fmt: skip
     """Program (request, row k): the row's normaliser, and whether it accepts draft k."""
@@ -130,7 +130,7 @@ def _test(
             q = _probability(draft_logits, q_row * vocab + y, t, q_m, q_mass)
             tl.store(q_norm + q_row * 2, q_m)
             tl.store(q_norm + q_row * 2 + 1, q_mass)
-        position = tl.load(prefix_len + r) + k + 1
+        position = tl.load(committed + r) + k + 1
         a, b = stream(tl.load(seed + r), position, ACCEPT)
         sampled = (p_mass > 0) & (q_mass > 0) & (uniform(a, b) * q < p)
         tl.store(passed + q_row, sampled.to(tl.int32))
@@ -149,22 +149,22 @@ def _leading(passed, r, run, V: tl.constexpr):
 
 @triton.jit
 def _race(
-    candidates, logits, draft_logits, temperature, seed, prefix_len, verify_len, passed, p_norm,
+    candidates, logits, draft_logits, temperature, seed, committed, acceptable, passed, p_norm,
     q_norm, race, vocab, chunks, requests,
     V: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (request, chunk): the first finisher of its tokens in two races, one weighted by the
     residual max(p - q, 0), one by p for when there is no residual."""
     r, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    verify = tl.load(verify_len + r).to(tl.int32)
-    accepted = _leading(passed, r, verify, V)
+    limit = tl.load(acceptable + r).to(tl.int32)
+    accepted = _leading(passed, r, limit, V)
     row = r * V + accepted
-    rejected = accepted < verify - 1
+    rejected = accepted < limit - 1
     t = tl.maximum(tl.load(temperature + r), 1e-6)
     p_m, p_mass = tl.load(p_norm + row * 2), tl.load(p_norm + row * 2 + 1)
     draft = tl.load(candidates + r * V + tl.minimum(accepted + 1, V - 1))
     q_row = r * (V - 1) + tl.minimum(accepted, V - 2)
-    a, b = stream(tl.load(seed + r), tl.load(prefix_len + r) + accepted + 1, RESAMPLE)
+    a, b = stream(tl.load(seed + r), tl.load(committed + r) + accepted + 1, RESAMPLE)
     end = tl.minimum((chunk + 1) * CHUNK, vocab)
     left = tl.full([BLOCK], NOTHING, tl.int64)
     whole = tl.full([BLOCK], NOTHING, tl.int64)
@@ -187,14 +187,14 @@ def _race(
 
 @triton.jit
 def _report(
-    candidates, best, passed, race, verify_len, rows_run, prefix_len,
+    candidates, best, passed, race, acceptable, rows_run, committed,
     out_accepted, out_bonus, out_commit, out_new_len, out_trimmed, out_tokens,
     requests, parts, chunks,
     SAMPLED: tl.constexpr, V: tl.constexpr, V_P2: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Program r: everything one request reports. Drafts that a choice judges are tested here."""
     r = tl.program_id(0).to(tl.int64)
-    verify = tl.load(verify_len + r).to(tl.int32)
+    limit = tl.load(acceptable + r).to(tl.int32)
     run = tl.load(rows_run + r).to(tl.int32)
     if SAMPLED:
         leading = _leading(passed, r, run, V)
@@ -206,7 +206,7 @@ def _report(
             match = (choice != NOTHING) & (token_of(choice) == tl.load(candidates + r * V + k + 1))
             going = going * match.to(tl.int32) * (run - 1 > k).to(tl.int32)
             leading += going
-    accepted = tl.minimum(leading, tl.maximum(verify - 1, 0))
+    accepted = tl.minimum(leading, tl.maximum(limit - 1, 0))
 
     if SAMPLED:
         bonus = _best_of_row(race, r, requests, 1, chunks, BLOCK_C)
@@ -215,11 +215,11 @@ def _report(
     else:
         bonus = _best_of_row(best, r * V + accepted, requests * V, parts, chunks, BLOCK_C)
     token = token_of(bonus)
-    commit = tl.where(verify > 0, accepted + 1, 0)
+    commit = tl.where(limit > 0, accepted + 1, 0)
     tl.store(out_accepted + r, accepted)
     tl.store(out_bonus + r, token)
     tl.store(out_commit + r, commit)
-    tl.store(out_new_len + r, tl.load(prefix_len + r).to(tl.int64) + commit)
+    tl.store(out_new_len + r, tl.load(committed + r).to(tl.int64) + commit)
     tl.store(out_trimmed + r, leading - accepted)
     j = tl.arange(0, V_P2)
     kept = tl.load(candidates + r * V + j + 1, mask=j < accepted, other=0)
@@ -227,19 +227,19 @@ def _report(
 
 
 def accept_greedy(
-    candidates, logits, *, verify_len, prefix_len, rows_run=None, vocab_start=0, group=None
+    candidates, logits, *, acceptable, committed, rows_run=None, vocab_start=0, group=None
 ):
     best = _row_best(logits, vocab_start)
     parts = gather(best, group, "argmax") if group is not None and group.size() > 1 else best[None]
-    return _run_report(candidates, parts, verify_len, prefix_len, rows_run)
+    return _run_report(candidates, parts, acceptable, committed, rows_run)
 
 
-def accept_chosen(candidates, choice, *, verify_len, prefix_len, rows_run=None):
-    return _run_report(candidates, choice[None, :, None], verify_len, prefix_len, rows_run)
+def accept_chosen(candidates, choice, *, acceptable, committed, rows_run=None):
+    return _run_report(candidates, choice[None, :, None], acceptable, committed, rows_run)
 
 
 def accept_sampled(
-    candidates, logits, draft_logits, *, verify_len, prefix_len, temperature, seed, rows_run=None
+    candidates, logits, draft_logits, *, acceptable, committed, temperature, seed, rows_run=None
 ):
     requests, v = candidates.shape
     vocab = logits.shape[1]
@@ -258,17 +258,17 @@ def accept_sampled(
     if requests:
         launch = LAUNCH["test"]
         _test[(requests, v)](
-            candidates, logits, draft_logits, temperature, seed, prefix_len, p_top, p_total, q_top,
+            candidates, logits, draft_logits, temperature, seed, committed, p_top, p_total, q_top,
             q_total, passed, p_norm, q_norm, vocab, chunks, V=v,
             **launch.keywords,
         )  # fmt: skip
         launch = LAUNCH["race"]
         _race[(requests, chunks)](
-            candidates, logits, draft_logits, temperature, seed, prefix_len, verify_len, passed,
+            candidates, logits, draft_logits, temperature, seed, committed, acceptable, passed,
             p_norm, q_norm, race, vocab, chunks, requests, V=v, CHUNK=CHUNK,
             **launch.keywords,
         )  # fmt: skip
-    return _run_report(candidates, None, verify_len, prefix_len, rows_run, passed, race)
+    return _run_report(candidates, None, acceptable, committed, rows_run, passed, race)
 
 
 def _row_best(logits: Tensor, vocab_start: int) -> Tensor:
@@ -303,8 +303,8 @@ def _row_sums(logits: Tensor, temperature: Tensor, rows_a_request: int) -> tuple
 def _run_report(
     candidates: Tensor,
     best: Tensor | None,  # [ranks, rows, chunks]
-    verify_len: Tensor,
-    prefix_len: Tensor,
+    acceptable: Tensor,
+    committed: Tensor,
     rows_run: Tensor | None,
     passed: Tensor | None = None,
     race: Tensor | None = None,
@@ -326,8 +326,8 @@ def _run_report(
     launch = LAUNCH["report"]
     if requests:
         _report[(requests,)](
-            candidates.contiguous(), best, passed, race, verify_len,
-            verify_len if rows_run is None else rows_run, prefix_len, *out,
+            candidates.contiguous(), best, passed, race, acceptable,
+            acceptable if rows_run is None else rows_run, committed, *out,
             requests, parts, chunks,
             SAMPLED=passed is not None, V=v, V_P2=triton.next_power_of_2(v),
             **launch.keywords,

@@ -13,8 +13,8 @@ def accept_greedy(
     candidates: Tensor,
     logits: Tensor,
     *,
-    verify_len: Tensor,
-    prefix_len: Tensor,
+    acceptable: Tensor,
+    committed: Tensor,
     rows_run: Tensor | None = None,
     vocab_start: int = 0,
     group: Group = None,
@@ -25,17 +25,17 @@ def accept_greedy(
 
     Args:
         candidates: i64 [R, V]. logits: f32 [R * V, shard] processed logits, this rank's shard.
-        verify_len: i32 [R] rows that may count, 1..V; 0 = padded request (nothing accepted).
-        prefix_len: i64 [R] position of candidate 0.
-        rows_run: i32 [R] rows whose logits exist, >= verify_len; None = verify_len. Only
-            `trimmed` looks beyond verify_len.
+        acceptable: i32 [R] rows that may count, 1..V; 0 = padded request (nothing accepted).
+        committed: i64 [R] position of candidate 0.
+        rows_run: i32 [R] rows whose logits exist, >= acceptable; None = acceptable. Only
+            `trimmed` looks beyond acceptable.
         vocab_start, group: the vocabulary shard; every rank returns the same values.
     """
     return accept_chosen(
         candidates,
         tp_argmax(pack_argmax(logits, vocab_start), group),
-        verify_len=verify_len,
-        prefix_len=prefix_len,
+        acceptable=acceptable,
+        committed=committed,
         rows_run=rows_run,
     )
 
@@ -44,8 +44,8 @@ def accept_chosen(
     candidates: Tensor,
     choice: Tensor,
     *,
-    verify_len: Tensor,
-    prefix_len: Tensor,
+    acceptable: Tensor,
+    committed: Tensor,
     rows_run: Tensor | None = None,
 ) -> Accept:
     """Accept the longest run of drafts that equal the tokens the target chose; the bonus is the
@@ -56,14 +56,14 @@ def accept_chosen(
     Args:
         candidates: i64 [R, V].
         choice: i64 [R * V] packed tokens of `sampling.choose`, or NOTHING.
-        verify_len, prefix_len, rows_run: as in `accept_greedy`.
+        acceptable, committed, rows_run: as in `accept_greedy`.
     """
     best = choice.view(candidates.shape)
     token = token_of(best)
     passed = (candidates[:, 1:] == token[:, :-1]) & (best[:, :-1] != NOTHING)
-    accepted, trimmed = _count(passed, verify_len, rows_run)
+    accepted, trimmed = _count(passed, acceptable, rows_run)
     bonus = token.gather(1, accepted.long()[:, None])[:, 0]
-    return _outcome(candidates, accepted, bonus, trimmed, prefix_len, verify_len)
+    return _outcome(candidates, accepted, bonus, trimmed, committed, acceptable)
 
 
 def accept_sampled(
@@ -71,8 +71,8 @@ def accept_sampled(
     logits: Tensor,
     draft_logits: Tensor | None,
     *,
-    verify_len: Tensor,
-    prefix_len: Tensor,
+    acceptable: Tensor,
+    committed: Tensor,
     temperature: Tensor,
     seed: Tensor,
     rows_run: Tensor | None = None,
@@ -83,7 +83,7 @@ def accept_sampled(
     With p = softmax(logits / temperature) of a row and q = softmax(draft_logits / temperature),
     draft y is accepted iff u * q(y) < p(y), u uniform in [0, 1). At the first rejection the token
     is drawn from the residual max(p - q, 0), normalised; when all drafts are accepted (or
-    verify_len ends the run) it is drawn from p of the next row.
+    acceptable ends the run) it is drawn from p of the next row.
 
     Why the law of one emitted token x is p. Write b = sum_y min(p(y), q(y)).
     * x = y accepted: P(draft y) * P(u q(y) < p(y)) = q(y) min(1, p(y) / q(y)) = min(p(y), q(y)).
@@ -91,8 +91,8 @@ def accept_sampled(
       sum_z (p - min(p, q))(z) = 1 - b, so this adds max(p(x) - q(x), 0).
     * Together: min(p, q)(x) + max(p - q, 0)(x) = p(x).
     The argument holds given any prefix, and p at row j is conditioned on exactly the accepted
-    prefix; by the chain rule the joint law of the run is the target's. A run cut by verify_len
-    draws from p and forgets the untested draft, which is exact because verify_len was fixed
+    prefix; by the chain rule the joint law of the run is the target's. A run cut by acceptable
+    draws from p and forgets the untested draft, which is exact because acceptable was fixed
     without looking at the test. u, the residual draw and the proposals come from streams that
     share no number (`dspark.kernels.common.rng`).
 
@@ -105,12 +105,12 @@ def accept_sampled(
         candidates: i64 [R, V].
         logits: f32 [R * V, vocab], whole vocabulary, processed: penalties, bias and grammar
             added, and tokens outside top-k, top-p or min-p set to -inf.
-        draft_logits: f32 [R, gamma, vocab] corrected logits of `markov_block`, or None.
-        verify_len, prefix_len, rows_run: as in `accept_greedy`.
+        draft_logits: f32 [R, V - 1, vocab] corrected logits of `markov_block`, or None.
+        acceptable, committed, rows_run: as in `accept_greedy`.
         temperature: f32 [R], above 0. seed: i64 [R], one per request.
     """
     requests, rows = candidates.shape
-    drafts = candidates[:, 1:, None]  # [R, gamma, 1]
+    drafts = candidates[:, 1:, None]  # [R, V - 1, 1]
     p = softmax(logits.view(requests, rows, -1), temperature[:, None, None])
     if draft_logits is None:
         q = torch.zeros_like(p[:, :-1]).scatter_(2, drafts, 1.0)
@@ -118,22 +118,22 @@ def accept_sampled(
         q = softmax(draft_logits, temperature[:, None, None])
     usable = (q.sum(-1) > 0) & (p[:, :-1].sum(-1) > 0)
 
-    position = prefix_len[:, None] + torch.arange(1, rows, device=p.device)
+    position = committed[:, None] + torch.arange(1, rows, device=p.device)
     u = rng.uniform(rng.stream(seed[:, None], position, rng.ACCEPT))
     p_draft, q_draft = p[:, :-1].gather(2, drafts)[..., 0], q.gather(2, drafts)[..., 0]
     passed = usable & (u * q_draft < p_draft)
-    accepted, trimmed = _count(passed, verify_len, rows_run)
+    accepted, trimmed = _count(passed, acceptable, rows_run)
 
     # Draw from the residual after a rejection, from p after the last row that may count.
     row = accepted.long()[:, None, None]
-    rejected = accepted < verify_len - 1
+    rejected = accepted < acceptable - 1
     p_row = p.gather(1, row.expand(-1, -1, p.shape[2]))[:, 0]
     q_row = q.gather(1, row.clamp(max=rows - 2).expand(-1, -1, p.shape[2]))[:, 0]
     residual = torch.where(rejected[:, None], (p_row - q_row).clamp(min=0), p_row)
     weights = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_row)
-    stream = rng.stream(seed, prefix_len + accepted + 1, rng.RESAMPLE)
+    stream = rng.stream(seed, committed + accepted + 1, rng.RESAMPLE)
     bonus = race(weights, stream)
-    return _outcome(candidates, accepted, bonus, trimmed, prefix_len, verify_len)
+    return _outcome(candidates, accepted, bonus, trimmed, committed, acceptable)
 
 
 def softmax(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -160,12 +160,12 @@ def race(weights: Tensor, stream: rng.Stream) -> Tensor:
     return (weights / noise).argmax(-1)
 
 
-def _count(passed: Tensor, verify_len: Tensor, rows_run: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Leading passes capped by verify_len, and how many the cap cut off; both i32 [R]."""
-    run = verify_len if rows_run is None else rows_run
+def _count(passed: Tensor, acceptable: Tensor, rows_run: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Leading passes capped by acceptable, and how many the cap cut off; both i32 [R]."""
+    run = acceptable if rows_run is None else rows_run
     tested = torch.arange(passed.shape[1], device=passed.device) < (run - 1)[:, None]
     leading = (passed & tested).to(torch.int32).cumprod(1).sum(1)
-    accepted = torch.minimum(leading, (verify_len - 1).clamp(min=0))
+    accepted = torch.minimum(leading, (acceptable - 1).clamp(min=0))
     return accepted.to(torch.int32), (leading - accepted).to(torch.int32)
 
 
@@ -174,13 +174,13 @@ def _outcome(
     accepted: Tensor,
     bonus: Tensor,
     trimmed: Tensor,
-    prefix_len: Tensor,
-    verify_len: Tensor,
+    committed: Tensor,
+    acceptable: Tensor,
 ) -> Accept:
     rows = candidates.shape[1]
     column = torch.arange(rows, device=candidates.device)
     shifted = torch.cat([candidates[:, 1:], torch.zeros_like(candidates[:, :1])], 1)
     tokens = torch.where(column < accepted[:, None], shifted, 0)
     tokens = torch.where(column == accepted[:, None], bonus[:, None], tokens)
-    commit_len = torch.where(verify_len > 0, accepted + 1, 0)
-    return Accept(accepted, bonus, commit_len, prefix_len + commit_len, trimmed, tokens)
+    commit_len = torch.where(acceptable > 0, accepted + 1, 0)
+    return Accept(accepted, bonus, commit_len, committed + commit_len, trimmed, tokens)

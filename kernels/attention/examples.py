@@ -9,7 +9,7 @@ from dspark.kernels.tooling.entries import Example, meta
 ROWS, HEADS, PAGES = 3, 16, 4
 
 
-def _attend(few_rows: bool) -> None:
+def _attend(running: bool) -> None:
     kernel.mla_sparse(
         meta(torch.bfloat16, ROWS, HEADS, 512),
         _listed(149_504, 256, 128),
@@ -18,7 +18,7 @@ def _attend(few_rows: bool) -> None:
         512**-0.5,
         meta(torch.float32, 4096, 64),
         meta(torch.int64, ROWS),
-        few_rows=few_rows,
+        running=running,
     )
 
 
@@ -32,11 +32,11 @@ def _listed(stride: int, per_page: int, width: int) -> SlotList:
 
 
 def _decode() -> None:
-    _attend(few_rows=True)
+    _attend(running=True)
 
 
 def _prefill() -> None:
-    _attend(few_rows=False)
+    _attend(running=False)
 
 
 EXAMPLES = [

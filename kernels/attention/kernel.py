@@ -185,16 +185,16 @@ def _prefill(
     )
 
 
-def mla_sparse(q, window, compressed, sink, scale, cos_sin, pos, *, few_rows=None):
+def mla_sparse(q, window, compressed, sink, scale, cos_sin, pos, *, running=None):
     listed = [one for one in (window, compressed) if one is not None]
     lists = [one._replace(idx=one.idx.contiguous()) for one in listed]
     q = q.contiguous()
     if q.shape[0] == 0:
         return torch.empty_like(q)
     output = Output(sink, scale, cos_sin, pos)
-    if few_rows is None:
-        few_rows = q.shape[0] <= DECODE_ROWS
-    if not few_rows:
+    if running is None:
+        running = q.shape[0] <= DECODE_ROWS
+    if not running:
         return _run_prefill(q, lists, output)
     out = torch.empty_like(q)
     # In parts, because every row needs room for its partials.

@@ -33,7 +33,7 @@ def mla_sparse(
     cos_sin: Tensor | None,
     pos: Tensor,
     *,
-    few_rows: bool | None = None,
+    running: bool | None = None,
 ) -> Tensor:
     """Attend each row to its window slots, then to its compressed entries.
 
@@ -44,7 +44,7 @@ def mla_sparse(
         q: bf16 (served) or f32 (oracle) [T, H, 512], any number of heads.
         sink: f32 [H], not scaled. scale: applied to q . k.
         cos_sin: f32 [max_positions, 64] undoes the values' rotation at `pos` i64 [T]; None skips.
-        few_rows: True for decode, verify and draft blocks, be they of many requests: the host waits
+        running: True for decode, verify and draft blocks, be they of many requests: the host waits
             for nothing. False for prompts, be they short. Either way a row has the same bits in
             every batch, but the two differ in rounding. None chooses by T. The reference knows one
             way only.

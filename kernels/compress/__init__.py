@@ -16,10 +16,10 @@ from dspark.kernels.common.dispatch import op
 from dspark.kernels.compress import reference
 from dspark.kernels.compress.types import Stream
 
-__all__ = ["Stream", "c4_compress_pair", "c128_compress", "few_rows"]
+__all__ = ["Stream", "c4_compress_pair", "c128_compress", "rows_fit_ring"]
 
 
-def few_rows(rows_per_request: int, ring: int) -> bool:
+def rows_fit_ring(rows_per_request: int, ring: int) -> bool:
     """True when no raw row of a forward lands where a C4 entry of the same forward still reads.
 
     An entry reads back to position p - 7; the row that takes its ring row is at p - 7 + ring.

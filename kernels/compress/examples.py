@@ -33,7 +33,7 @@ def _addresses() -> tuple[torch.Tensor, ...]:
 
 def _c4() -> None:
     main, index = _stream(512, 8, 2, 37_376), _stream(128, 8, 2, PACKED_STRIDE)
-    kernel.c4_compress_pair(main, index, *_addresses(), few_rows=False)
+    kernel.c4_compress_pair(main, index, *_addresses(), running=False)
 
 
 def _c128() -> None:

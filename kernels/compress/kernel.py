@@ -171,7 +171,7 @@ def _finish_c128(
 
 
 def c4_compress_pair(
-    main, index, plan, store, cos_sin, out_loc, entries_per_page=64, eps=1e-06, *, few_rows
+    main, index, plan, store, cos_sin, out_loc, entries_per_page=64, eps=1e-06, *, running
 ):
     rows = main.s.shape[0]
     if rows == 0:
@@ -181,10 +181,10 @@ def c4_compress_pair(
         main.s, main.ape, main.state, main.norm_w, *pool_views(main.pool),
         index.s, index.ape, index.state, index.norm_w, *index_views(index.pool),
         plan, store, cos_sin, out_loc, main.pool.stride(0), index.pool.stride(0),
-        entries_per_page, eps, int(few_rows), DH=HEAD, INDEX_DH=WIDTH,
+        entries_per_page, eps, int(running), DH=HEAD, INDEX_DH=WIDTH,
         **LAUNCH["c4_step"].keywords,
     )  # fmt: skip
-    if not few_rows:
+    if not running:
         for part in (main, index):
             _store_rows[(rows,)](
                 part.s, part.state, store, WIDTH=part.s.shape[1], **LAUNCH["store_rows"].keywords

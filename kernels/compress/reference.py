@@ -47,7 +47,7 @@ def c4_compress_pair(
     entries_per_page: int = 64,
     eps: float = 1e-6,
     *,
-    few_rows: bool,
+    running: bool,
 ) -> None:
     """Both compressors of a C4 layer: form the entries that close in this forward, then store the
     raw rows.
@@ -62,7 +62,7 @@ def c4_compress_pair(
         store: i32 [T] ring row that receives the raw row, -1 = not stored.
         cos_sin: f32 [max_positions, 64].
         out_loc: i32 [T] slot of the entry that closes at this row, -1 = none.
-        few_rows: what the function `few_rows` says of the longest request (decode, verify). One
+        running: rows of running requests (decode, verify), few enough for `rows_fit_ring`. One
             launch then does everything; otherwise three do, with the same bits.
 
     Raises:

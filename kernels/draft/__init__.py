@@ -13,10 +13,10 @@ def _can_sample(
     temperature: Tensor | None,
     seeded: Tensor | None,
     seed: Tensor | None,
-    prefix_len: Tensor | None,
+    committed: Tensor | None,
 ) -> None:
-    if temperature is not None and (seeded is None or seed is None or prefix_len is None):
-        raise ValueError("sampling drafts needs seeded, seed and prefix_len")
+    if temperature is not None and (seeded is None or seed is None or committed is None):
+        raise ValueError("sampling drafts needs seeded, seed and committed")
 
 
 markov_block = op(reference.markov_block, check=_can_sample)

@@ -18,7 +18,7 @@ def _block(sampled: bool, keep_logits: bool) -> None:
         temperature=meta(torch.float32, R) if sampled else None,
         seeded=meta(torch.bool, R) if sampled else None,
         seed=meta(torch.int64, R) if sampled else None,
-        prefix_len=meta(torch.int64, R) if sampled else None,
+        committed=meta(torch.int64, R) if sampled else None,
         keep_logits=keep_logits,
     )
 

@@ -37,7 +37,7 @@ def _best(reports, rows, requests, count, BLOCK_M: tl.constexpr, BLOCK_P: tl.con
 
 @triton.jit
 def _markov_step(
-    base, prev, w1, w2, reports, temperature, seeded, seed, prefix_len, logits, tokens, new_reports,
+    base, prev, w1, w2, reports, temperature, seeded, seed, committed, logits, tokens, new_reports,
     k, requests, gamma, shard, vocab_start, count,
     RANK: tl.constexpr, SAMPLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -69,7 +69,7 @@ def _markov_step(
 
     if SAMPLED:
         # A seeded row adds the noise the target will add at this position.
-        position = tl.load(prefix_len + rows, mask=real, other=0) + k + 1
+        position = tl.load(committed + rows, mask=real, other=0) + k + 1
         shared = tl.load(seeded + rows, mask=real, other=0) != 0
         purpose = tl.where(shared, TOKEN, k + DRAFT)
         a, b = stream(tl.load(seed + rows, mask=real, other=0), position, purpose)
@@ -115,7 +115,7 @@ def _confidence(
 
 
 def markov_block(
-    base, prev, w1, w2, *, temperature=None, seeded=None, seed=None, prefix_len=None,
+    base, prev, w1, w2, *, temperature=None, seeded=None, seed=None, committed=None,
     keep_logits=True, vocab_start=0, group=None,
 ):  # fmt: skip
     requests, gamma, shard = base.shape
@@ -143,7 +143,7 @@ def markov_block(
     for k in range(gamma):
         new_reports = spare[k % 2]
         _markov_step[(blocks, triton.cdiv(requests, launch.constexprs["BLOCK_M"]))](
-            base, prev, w1, w2.weight, reports, temperature, seeded, seed, prefix_len, logits,
+            base, prev, w1, w2.weight, reports, temperature, seeded, seed, committed, logits,
             tokens, new_reports, k, requests, gamma, shard, vocab_start, reports.shape[0],
             RANK=rank, SAMPLED=temperature is not None,
             **launch.keywords,

@@ -21,7 +21,7 @@ def markov_block(
     temperature: Tensor | None = None,
     seeded: Tensor | None = None,
     seed: Tensor | None = None,
-    prefix_len: Tensor | None = None,
+    committed: Tensor | None = None,
     keep_logits: bool = True,
     vocab_start: int = 0,
     group: Group = None,
@@ -41,13 +41,13 @@ def markov_block(
         prev: i64 [R] the last emitted token.
         w1: bf16 or f32 [V, rank], replicated. w2: [shard, rank].
         temperature: f32 [R], None = all rows greedy; the next three come with it.
-        seeded: bool [R]. seed: i64 [R] per request. prefix_len: i64 [R] position of `prev`.
+        seeded: bool [R]. seed: i64 [R] per request. committed: i64 [R] position of `prev`.
         keep_logits: whether the corrected logits are wanted.
         vocab_start: first token id of this rank's shard. group: the ranks that share the
             vocabulary; every rank returns the same tokens.
 
     Raises:
-        ValueError: when sampling is asked for without seeded, seed and prefix_len.
+        ValueError: when sampling is asked for without seeded, seed and committed.
     """
     gamma, shard = base.shape[1:]
     token_ids = vocab_start + torch.arange(shard, device=base.device)
@@ -57,10 +57,10 @@ def markov_block(
         keys = logits
         if temperature is not None:
             assert seed is not None
-            assert prefix_len is not None
+            assert committed is not None
             assert seeded is not None
             purpose = torch.where(seeded, rng.TOKEN, rng.DRAFT + k)
-            of = rng.stream(seed, prefix_len + k + 1, purpose)
+            of = rng.stream(seed, committed + k + 1, purpose)
             of = rng.Stream(of.a[:, None], of.b[:, None])
             keys = noised(logits, temperature, of, token_ids)
         prev = token_of(tp_argmax(pack_argmax(keys, vocab_start), group))

@@ -19,10 +19,10 @@ __all__ = ["c128_rollback", "clear_blocks", "clear_pages", "clear_slots", "empty
 MAX_POOLS_A_CALL = 2  # C4 attention and C4 indexer live and die with the same page
 
 
-def _rows_fit_ring(pool: Tensor, ring: int, verify_rows: int) -> None:
+def _width_fits_ring(pool: Tensor, ring: int, verify_width: int) -> None:
     _pool_fits(pool, ring)
-    if not 0 < verify_rows <= ring:
-        raise ValueError(f"verify_rows must be in 1..{ring} (the ring), got {verify_rows}")
+    if not 0 < verify_width <= ring:
+        raise ValueError(f"verify_width must be in 1..{ring} (the ring), got {verify_width}")
 
 
 def _pools_fit(pools: Sequence[Tensor], ring: int) -> None:
@@ -40,7 +40,7 @@ def _pool_fits(pool: Tensor, ring: int) -> None:
         )
 
 
-c128_rollback = op(reference.c128_rollback, check=_rows_fit_ring)
+c128_rollback = op(reference.c128_rollback, check=_width_fits_ring)
 clear_blocks = op(reference.clear_blocks, check=_pools_fit)
 
 

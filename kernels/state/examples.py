@@ -5,7 +5,7 @@ import torch
 from dspark.kernels.state import kernel
 from dspark.kernels.tooling.entries import Example, meta
 
-REQUESTS, VERIFY_ROWS = 3, 6
+REQUESTS, VERIFY_WIDTH = 3, 6
 
 
 def _rollback() -> None:
@@ -16,7 +16,7 @@ def _rollback() -> None:
         meta(torch.int32, REQUESTS),
         meta(torch.int32, REQUESTS),
         ring=137,
-        verify_rows=VERIFY_ROWS,
+        verify_width=VERIFY_WIDTH,
     )
 
 

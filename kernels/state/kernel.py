@@ -23,17 +23,17 @@ def _empty_row(pool, row, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rollback(
-    pool, req_slot, seq_len, commit_len, verify_len, rows, width, ring, verify_rows,
+    pool, request_slot, committed, commit_len, rows_run, rows, width, ring, verify_width,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (request and offset, layer)."""
-    request = tl.program_id(0) // verify_rows
-    offset = tl.program_id(0) % verify_rows
+    request = tl.program_id(0) // verify_width
+    offset = tl.program_id(0) % verify_width
     layer = tl.program_id(1)
-    slot = tl.load(req_slot + request).to(tl.int64)
-    rejected = (offset >= tl.load(commit_len + request)) & (offset < tl.load(verify_len + request))
+    slot = tl.load(request_slot + request).to(tl.int64)
+    rejected = (offset >= tl.load(commit_len + request)) & (offset < tl.load(rows_run + request))
     if rejected & (slot >= 0):
-        row = slot * ring + (tl.load(seq_len + request).to(tl.int64) + offset) % ring
+        row = slot * ring + (tl.load(committed + request).to(tl.int64) + offset) % ring
         _empty_row(pool, layer.to(tl.int64) * rows + row, width, BLOCK)
 
 
@@ -53,12 +53,12 @@ def _clear(
             _empty_row(second, (layer - first_layers) * second_rows + row, second_width, BLOCK)
 
 
-def c128_rollback(pool, req_slot, seq_len, commit_len, verify_len, *, ring, verify_rows):
+def c128_rollback(pool, request_slot, committed, commit_len, rows_run, *, ring, verify_width):
     layers, rows, width = pool.shape
     launch = LAUNCH["rollback"]
-    if layers and req_slot.numel():
-        _rollback[(req_slot.numel() * verify_rows, layers)](
-            pool, req_slot, seq_len, commit_len, verify_len, rows, width, ring, verify_rows,
+    if layers and request_slot.numel():
+        _rollback[(request_slot.numel() * verify_width, layers)](
+            pool, request_slot, committed, commit_len, rows_run, rows, width, ring, verify_width,
             **launch.keywords,
         )  # fmt: skip
 

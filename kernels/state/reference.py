@@ -8,31 +8,33 @@ from torch import Tensor
 
 def c128_rollback(
     pool: Tensor,
-    req_slot: Tensor,
-    seq_len: Tensor,
+    request_slot: Tensor,
+    committed: Tensor,
     commit_len: Tensor,
-    verify_len: Tensor,
+    rows_run: Tensor,
     *,
     ring: int,
-    verify_rows: int,
+    verify_width: int,
 ) -> None:
-    """Empty the C128 rows of rejected drafts: offsets [commit_len, verify_len) of each request.
+    """Empty the C128 rows of rejected drafts: offsets [commit_len, rows_run) of each request.
 
     Args:
         pool: [layers, slots * ring, width], mutated.
-        req_slot: i64 [R], -1 = padded request.
-        seq_len: i64 [R], length before the verify step (position of its first row).
-        commit_len, verify_len: int [R], rows kept (accepted drafts + 1) and rows run.
-        ring: rows per slot. verify_rows: static bound on verify_len, gamma + 1.
+        request_slot: i64 [R], -1 = padded request.
+        committed: i64 [R], position of the first row of the verify step.
+        commit_len, rows_run: int [R], rows kept (accepted drafts + 1) and rows run.
+        ring: rows per slot. verify_width: static bound on rows_run, depth + 1.
 
     Raises:
-        ValueError: on a pool of the wrong shape, or verify_rows beyond the ring.
+        ValueError: on a pool of the wrong shape, or verify_width beyond the ring.
     """
-    offset = torch.arange(verify_rows, device=pool.device)
+    offset = torch.arange(verify_width, device=pool.device)
     rejected = (
-        (offset >= commit_len[:, None]) & (offset < verify_len[:, None]) & (req_slot[:, None] >= 0)
+        (offset >= commit_len[:, None])
+        & (offset < rows_run[:, None])
+        & (request_slot[:, None] >= 0)
     )
-    rows = req_slot[:, None] * ring + (seq_len[:, None] + offset) % ring
+    rows = request_slot[:, None] * ring + (committed[:, None] + offset) % ring
     _empty(pool, rows[rejected])
 
 

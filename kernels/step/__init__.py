@@ -22,8 +22,8 @@ __all__ = [
 
 
 def _step_fits(
-    req_slot: Tensor,
-    prefix_len: Tensor,
+    request_slot: Tensor,
+    committed: Tensor,
     row_len: Tensor,
     rows: int,
     stride: int | None,
@@ -31,9 +31,9 @@ def _step_fits(
     ring_c4: int,
     ring_c128: int,
 ) -> None:
-    _one_per_request(req_slot=req_slot, prefix_len=prefix_len, row_len=row_len)
-    if stride is not None and rows != req_slot.shape[0] * stride:
-        raise ValueError(f"{req_slot.shape[0]} requests of {stride} rows are not {rows} rows")
+    _one_per_request(request_slot=request_slot, committed=committed, row_len=row_len)
+    if stride is not None and rows != request_slot.shape[0] * stride:
+        raise ValueError(f"{request_slot.shape[0]} requests of {stride} rows are not {rows} rows")
     if page % 128:
         raise ValueError(f"page must be a multiple of 128 tokens, got {page}")
     if ring_c4 < 8 or ring_c4 % 4 or page % ring_c4:
@@ -45,11 +45,11 @@ def _step_fits(
 
 
 def _block_fits(
-    req_slot: Tensor, prefix_len: Tensor, valid_from: Tensor, gamma: int, window: int
+    request_slot: Tensor, committed: Tensor, valid_from: Tensor, gamma: int, window: int
 ) -> None:
     if gamma < 1 or window < 1:
         raise ValueError(f"draft_meta needs gamma and window >= 1, got {gamma} and {window}")
-    _one_per_request(req_slot=req_slot, prefix_len=prefix_len, valid_from=valid_from)
+    _one_per_request(request_slot=request_slot, committed=committed, valid_from=valid_from)
 
 
 def _one_per_request(**per_request: Tensor) -> None:

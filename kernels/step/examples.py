@@ -26,8 +26,8 @@ def _step(stride: int | None, store_all: bool) -> None:
 def _batch() -> dict:
     """Odd sizes throughout: none is part of the binary."""
     return {
-        "req_slot": meta(torch.int64, R),
-        "prefix_len": meta(torch.int64, R),
+        "request_slot": meta(torch.int64, R),
+        "committed": meta(torch.int64, R),
         "req_to_token": meta(torch.int32, SLOTS, TOKENS),
         "full_to_swa": meta(torch.int64, TOKENS),
         "window": 127,

@@ -45,11 +45,11 @@ def _owner_of(row, row_len, requests, BLOCK_R: tl.constexpr):
 
 @triton.jit
 def _page_table_row(
-    request, req_slot, prefix_len, row_len, req_to_token, page_table, table_stride, columns,
+    request, request_slot, committed, row_len, req_to_token, page_table, table_stride, columns,
     max_pages, page, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    slot = tl.load(req_slot + request).to(tl.int64)
-    tokens = (tl.load(prefix_len + request) + tl.load(row_len + request)).to(tl.int32)
+    slot = tl.load(request_slot + request).to(tl.int64)
+    tokens = (tl.load(committed + request) + tl.load(row_len + request)).to(tl.int32)
     tokens = tl.where(slot >= 0, tokens, 0)
     table_row = req_to_token + tl.maximum(slot, 0) * table_stride
     for start in range(0, max_pages, BLOCK):
@@ -62,7 +62,7 @@ def _page_table_row(
 
 @triton.jit
 def _step_meta(
-    req_slot, prefix_len, row_len, req_to_token, full_to_swa,
+    request_slot, committed, row_len, req_to_token, full_to_swa,
     pos, row_req, row_in_req, swa_loc, c4_loc, c128_loc, swa_idx, swa_len, c4_len, c128_idx,
     c128_len, page_table, c4_plan, c4_store, c128_plan, c128_store,
     rows, requests, stride, table_stride, columns, window, ring_c4, ring_c128, max_pages,
@@ -73,7 +73,7 @@ def _step_meta(
     row = tl.program_id(0)
     if row >= rows:
         _page_table_row(
-            row - rows, req_slot, prefix_len, row_len, req_to_token, page_table, table_stride,
+            row - rows, request_slot, committed, row_len, req_to_token, page_table, table_stride,
             columns, max_pages, page, BLOCK,
         )  # fmt: skip
     else:
@@ -84,8 +84,8 @@ def _step_meta(
             before = owner * stride
         in_req = row - before
         known = owner < requests
-        slot = tl.load(req_slot + owner, mask=known, other=-1).to(tl.int64)
-        prefix = tl.load(prefix_len + owner, mask=known, other=0).to(tl.int32)
+        slot = tl.load(request_slot + owner, mask=known, other=-1).to(tl.int64)
+        prefix = tl.load(committed + owner, mask=known, other=0).to(tl.int32)
         length = tl.load(row_len + owner, mask=known, other=0).to(tl.int32)
         real = known & (slot >= 0) & (in_req < length)
         in_req = tl.where(real, in_req, 0)
@@ -143,16 +143,16 @@ def _step_meta(
 
 @triton.jit
 def _draft_meta(
-    req_slot, prefix_len, valid_from, req_to_token, full_to_swa, pos, swa_loc, idx, length,
+    request_slot, committed, valid_from, req_to_token, full_to_swa, pos, swa_loc, idx, length,
     gamma, table_stride, columns, window, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (request and block row): its own address and a copy of the request's list."""
     row = tl.program_id(0)
     request = row // gamma
-    slot = tl.load(req_slot + request).to(tl.int64)
+    slot = tl.load(request_slot + request).to(tl.int64)
     real = slot >= 0
     table_row = req_to_token + tl.maximum(slot, 0) * table_stride
-    prefix = tl.load(prefix_len + request).to(tl.int32)
+    prefix = tl.load(committed + request).to(tl.int32)
     first = tl.maximum(tl.load(valid_from + request).to(tl.int32), prefix - window)
     first = tl.minimum(tl.maximum(first, 0), prefix)
     n = tl.where(real, prefix - first + gamma, 0)
@@ -167,10 +167,10 @@ def _draft_meta(
 
 
 def step_meta(
-    *, req_slot, prefix_len, row_len, rows, req_to_token, full_to_swa, window, ring_c4, ring_c128,
-    max_pages, max_c128, page=256, store_all, stride=None, out=None,
+    *, request_slot, committed, row_len, rows, req_to_token, full_to_swa, window, ring_c4,
+    ring_c128, max_pages, max_c128, page=256, store_all, stride=None, out=None,
 ):  # fmt: skip
-    requests = req_slot.shape[0]
+    requests = request_slot.shape[0]
     if out is None:
         out = empty_step_meta(
             rows=rows,
@@ -178,12 +178,12 @@ def step_meta(
             window=window,
             max_pages=max_pages,
             max_c128=max_c128,
-            device=req_slot.device,
+            device=request_slot.device,
         )
     if rows + requests:
         launch = LAUNCH["step_meta"]
         _step_meta[(rows + requests,)](
-            req_slot, prefix_len, row_len, req_to_token, full_to_swa, *out,
+            request_slot, committed, row_len, req_to_token, full_to_swa, *out,
             rows, requests, stride or 0, req_to_token.stride(0), req_to_token.shape[1], window,
             ring_c4, ring_c128, max_pages, max_c128, page,
             PACKED=stride is None, STORE_ALL=store_all,
@@ -193,17 +193,17 @@ def step_meta(
 
 
 def draft_meta(
-    *, req_slot, prefix_len, gamma, req_to_token, full_to_swa, window, valid_from, out=None
+    *, request_slot, committed, gamma, req_to_token, full_to_swa, window, valid_from, out=None
 ):
-    requests = req_slot.shape[0]
+    requests = request_slot.shape[0]
     if out is None:
         out = empty_draft_meta(
-            requests=requests, gamma=gamma, window=window, device=req_slot.device
+            requests=requests, gamma=gamma, window=window, device=request_slot.device
         )
     if requests:
         launch = LAUNCH["draft_meta"]
         _draft_meta[(requests * gamma,)](
-            req_slot, prefix_len, valid_from, req_to_token, full_to_swa, *out,
+            request_slot, committed, valid_from, req_to_token, full_to_swa, *out,
             gamma, req_to_token.stride(0), req_to_token.shape[1], window,
             **launch.keywords,
         )  # fmt: skip

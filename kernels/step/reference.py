@@ -12,8 +12,8 @@ Meta = TypeVar("Meta", StepMeta, DraftMeta)
 
 def step_meta(
     *,
-    req_slot: Tensor,
-    prefix_len: Tensor,
+    request_slot: Tensor,
+    committed: Tensor,
     row_len: Tensor,
     rows: int,
     req_to_token: Tensor,
@@ -30,14 +30,14 @@ def step_meta(
 ) -> StepMeta:
     """Addresses of a target forward: prefill, decode or verify.
 
-    Row r of request i has position `prefix_len[i] + r`. Rows are packed request after request,
+    Row r of request i has position `committed[i] + r`. Rows are packed request after request,
     and rows past `sum(row_len)` are padded; or, with `stride`, row r of request i is row
     `i * stride + r` and the rest of its stride is padded (a verify launches a fixed shape while
-    lengths live on the device). Rows of a request with `req_slot` -1 are padded.
+    lengths live on the device). Rows of a request with `request_slot` -1 are padded.
 
     Args:
-        req_slot: i64 [R], row of `req_to_token`; -1 = padded request.
-        prefix_len: i64 [R], tokens before this forward. row_len: i64 [R], rows in it.
+        request_slot: i64 [R], row of `req_to_token`; -1 = padded request.
+        committed: i64 [R], position of the first row. row_len: i64 [R], rows in this forward.
         rows: T, static.
         req_to_token: i32 [S, M] full-pool location of each position, this forward included.
         full_to_swa: i64 [F] window-pool slot of each full-pool location.
@@ -53,11 +53,11 @@ def step_meta(
     Raises:
         ValueError: on a shape or ring that breaks these rules.
     """
-    device = req_slot.device
-    requests = req_slot.shape[0]
+    device = request_slot.device
+    requests = request_slot.shape[0]
     if requests == 0:
         return _write(_padded(rows, window, max_pages, max_c128, ring_c128, device), out)
-    slot = req_slot.clamp(min=0)
+    slot = request_slot.clamp(min=0)
 
     # Which request each row belongs to; rows of padded requests are padded rows.
     row = torch.arange(rows, device=device)
@@ -71,10 +71,10 @@ def step_meta(
         owner = torch.div(row, stride, rounding_mode="floor")
         in_req = row - owner * stride
         real = in_req < row_len[owner]
-    real &= req_slot[owner] >= 0
+    real &= request_slot[owner] >= 0
     in_req = torch.where(real, in_req, 0)
-    pos = torch.where(real, prefix_len[owner] + in_req, 0)
-    end = (prefix_len + row_len)[owner]  # first position after this forward
+    pos = torch.where(real, committed[owner] + in_req, 0)
+    end = (committed + row_len)[owner]  # first position after this forward
     row_slot = slot[owner]
 
     def swa_at(position: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def step_meta(
 
     # Page tables hold every page with at least one token of this request.
     first = torch.arange(max_pages, device=device) * page
-    tokens = torch.where(req_slot >= 0, prefix_len + row_len, 0)
+    tokens = torch.where(request_slot >= 0, committed + row_len, 0)
     head = req_to_token[slot[:, None], first.clamp(max=req_to_token.shape[1] - 1)]
     page_of = torch.div(head, page, rounding_mode="floor")
     page_table = torch.where(first < tokens[:, None], page_of, -1)
@@ -148,8 +148,8 @@ def step_meta(
 
 def draft_meta(
     *,
-    req_slot: Tensor,
-    prefix_len: Tensor,
+    request_slot: Tensor,
+    committed: Tensor,
     gamma: int,
     req_to_token: Tensor,
     full_to_swa: Tensor,
@@ -157,13 +157,13 @@ def draft_meta(
     valid_from: Tensor,
     out: DraftMeta | None = None,
 ) -> DraftMeta:
-    """Addresses of a draft block at positions L..L+gamma-1, L = `prefix_len`.
+    """Addresses of a draft block at positions L..L+gamma-1, L = `committed`.
 
     Each row attends to the draft KV of positions max(valid_from, L - window)..L-1 and to all
     gamma block rows (the block is not causal). Compacted, ascending.
 
     Args:
-        req_slot: i64 [R], -1 = padded request. prefix_len: i64 [R], committed tokens.
+        request_slot: i64 [R], -1 = padded request. committed: i64 [R], committed tokens.
         valid_from: i64 [R], first position whose draft KV was injected.
         req_to_token: i32 [S, M], including the gamma block positions. full_to_swa: i64 [F].
         out: written in place when given.
@@ -171,12 +171,12 @@ def draft_meta(
     Raises:
         ValueError: when gamma or window is not positive, or the lengths disagree.
     """
-    device = req_slot.device
-    real = req_slot >= 0
-    slot = req_slot.clamp(min=0)
+    device = request_slot.device
+    real = request_slot >= 0
+    slot = request_slot.clamp(min=0)
     # Window and block are one run of positions: first..L-1 then L..L+gamma-1.
-    first = torch.minimum(torch.maximum(valid_from, prefix_len - window).clamp(min=0), prefix_len)
-    length = torch.where(real, prefix_len - first + gamma, 0)
+    first = torch.minimum(torch.maximum(valid_from, committed - window).clamp(min=0), committed)
+    length = torch.where(real, committed - first + gamma, 0)
 
     def swa_at(position: Tensor) -> Tensor:
         column = position.clamp(0, req_to_token.shape[1] - 1)
@@ -184,7 +184,7 @@ def draft_meta(
 
     k = torch.arange(window + gamma, device=device)
     idx = torch.where(k < length[:, None], swa_at(first[:, None] + k), -1)
-    block = prefix_len[:, None] + torch.arange(gamma, device=device)
+    block = committed[:, None] + torch.arange(gamma, device=device)
     meta = DraftMeta(
         pos=torch.where(real[:, None], block, 0).flatten(),
         swa_loc=torch.where(real[:, None], swa_at(block), -1).flatten(),

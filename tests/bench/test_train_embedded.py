@@ -117,8 +117,8 @@ def test_draft_forward_equals_the_served_draft(
     )  # fmt: skip
     caches = [LayerCaches(window=torch.full((3, 256 * 512), float("nan"))) for _ in weights.blocks]
     meta = draft_meta(
-        req_slot=torch.tensor([1]),
-        prefix_len=torch.tensor([anchor]),
+        request_slot=torch.tensor([1]),
+        committed=torch.tensor([anchor]),
         gamma=GAMMA,
         req_to_token=target.req_to_token,
         full_to_swa=target.full_to_swa,

@@ -31,8 +31,8 @@ def test_greedy_by_hand():
     got = accept_greedy(
         candidates,
         logits_with_argmax(choices),
-        verify_len=lengths(4, 4, 4, 2, 0),
-        prefix_len=torch.tensor([10, 20, 30, 40, 50]),
+        acceptable=lengths(4, 4, 4, 2, 0),
+        committed=torch.tensor([10, 20, 30, 40, 50]),
         rows_run=lengths(4, 4, 4, 4, 0),
     )
     assert got.accepted.tolist() == [3, 2, 0, 1, 0]
@@ -47,15 +47,15 @@ def test_rows_that_did_not_run_are_not_read():
     candidates = torch.tensor([[9, 1, 2, 3]])
     logits = logits_with_argmax([[1, 2, 3, 4]])
     logits[2:] = torch.nan
-    got = accept_greedy(candidates, logits, verify_len=lengths(2), prefix_len=torch.tensor([0]))
+    got = accept_greedy(candidates, logits, acceptable=lengths(2), committed=torch.tensor([0]))
     assert (got.accepted.item(), got.bonus.item(), got.trimmed.item()) == (1, 2, 0)
 
 
 def sampled(candidates, logits, draft_logits, **changes):
     requests = candidates.shape[0]
     arguments = {
-        "verify_len": torch.full((requests,), candidates.shape[1], dtype=torch.int32),
-        "prefix_len": torch.zeros(requests, dtype=torch.int64),
+        "acceptable": torch.full((requests,), candidates.shape[1], dtype=torch.int32),
+        "committed": torch.zeros(requests, dtype=torch.int64),
         "temperature": torch.ones(requests),
         "seed": torch.arange(requests),
     }
@@ -67,12 +67,12 @@ def test_a_broken_target_row_accepts_nothing(broken):
     candidates = torch.tensor([[9, 1, 2, 3], [9, 0, 0, 0], [9, 1, 2, 3]])
     logits = logits_with_argmax([[1, 2, 3, 4]] * 3)
     clean_greedy = accept_greedy(
-        candidates, logits, verify_len=lengths(4, 4, 4), prefix_len=torch.zeros(3).long()
+        candidates, logits, acceptable=lengths(4, 4, 4), committed=torch.zeros(3).long()
     )
     clean_sampled = sampled(candidates, logits, None)
     logits[V : 2 * V] = broken
     greedy = accept_greedy(
-        candidates, logits, verify_len=lengths(4, 4, 4), prefix_len=torch.zeros(3).long()
+        candidates, logits, acceptable=lengths(4, 4, 4), committed=torch.zeros(3).long()
     )
     for got, clean in ((greedy, clean_greedy), (sampled(candidates, logits, None), clean_sampled)):
         assert (got.accepted[1].item(), got.bonus[1].item()) == (0, 0)
@@ -108,8 +108,8 @@ def test_a_choice_judges_as_the_argmax_does():
     logits = torch.randn(64 * V, 4, generator=generator)
     logits[9] = torch.nan
     common = {
-        "verify_len": torch.arange(64).to(torch.int32) % (V + 1),
-        "prefix_len": torch.arange(64),
+        "acceptable": torch.arange(64).to(torch.int32) % (V + 1),
+        "committed": torch.arange(64),
         "rows_run": torch.full((64,), V, dtype=torch.int32),
     }
     seed = torch.zeros(64).long()
@@ -130,7 +130,7 @@ def test_drafts_change_how_many_tokens_are_emitted_not_which(right):
     truth = token_of(choice).view(3, V)
     drafts = torch.where(torch.arange(V - 1) < right, truth[:, :-1], (truth[:, :-1] + 1) % 50)
     candidates = torch.cat([torch.zeros(3, 1, dtype=torch.int64), drafts], 1)
-    got = accept_chosen(candidates, choice, verify_len=lengths(V, V, V), prefix_len=prefix)
+    got = accept_chosen(candidates, choice, acceptable=lengths(V, V, V), committed=prefix)
     count = min(right, V - 1) + 1
     assert got.commit_len.tolist() == [count] * 3
     assert torch.equal(got.tokens[:, :count], truth[:, :count])
@@ -158,15 +158,15 @@ def test_shapes_are_checked():
         accept_greedy(
             torch.zeros(2, 3).long(),
             torch.zeros(5, 4),
-            verify_len=lengths(3, 3),
-            prefix_len=torch.zeros(2).long(),
+            acceptable=lengths(3, 3),
+            committed=torch.zeros(2).long(),
         )
     with pytest.raises(ValueError, match="choices"):
         accept_chosen(
             torch.zeros(2, 3).long(),
             torch.zeros(5).long(),
-            verify_len=lengths(3, 3),
-            prefix_len=torch.zeros(2).long(),
+            acceptable=lengths(3, 3),
+            committed=torch.zeros(2).long(),
         )
     with pytest.raises(ValueError, match="draft_logits"):
         sampled(torch.zeros(2, 3).long(), torch.zeros(6, 4), torch.zeros(2, 3, 4))
@@ -243,8 +243,8 @@ def test_the_output_law_is_the_target(kind, setting, goodness):
             torch.stack([zero, draft], 1),
             torch.stack([p_rows, after], 1).flatten(0, 1),
             None if q is None else q[:, None],
-            verify_len=torch.full((DRAWS,), 2, dtype=torch.int32),
-            prefix_len=zero + position - 1,
+            acceptable=torch.full((DRAWS,), 2, dtype=torch.int32),
+            committed=zero + position - 1,
             temperature=temperatures,
             seed=seed,
         )
@@ -289,14 +289,14 @@ def test_acceptance_rate_is_the_overlap():
 
 
 def test_a_capped_run_draws_from_the_target(goodness):
-    """verify_len 1: nothing is tested, the token comes from p whatever the draft was."""
+    """acceptable 1: nothing is tested, the token comes from p whatever the draft was."""
     p = torch.tensor([0.5, 0.25, 0.125, 0.125])
     n = 20_000
     got = sampled(
         torch.ones(n, 3, dtype=torch.int64),
         p.log().expand(3 * n, 4),
         torch.zeros(n, 2, 4),
-        verify_len=torch.ones(n, dtype=torch.int32),
+        acceptable=torch.ones(n, dtype=torch.int32),
     )
     assert (got.accepted == 0).all()
     assert goodness(got.bonus, p)[0] > 1e-3

@@ -52,7 +52,7 @@ def test_prefill_rows_do_not_depend_on_their_batch(device):
     whole = case.run()
     order = torch.randperm(300, device=device)
     for rows in (order[:80], order[:44], order[:1]):
-        assert torch.equal(case.rows(rows).run(few_rows=False), whole[rows])
+        assert torch.equal(case.rows(rows).run(running=False), whole[rows])
 
 
 def test_two_runs_are_equal(device):
@@ -119,10 +119,10 @@ def test_graph_replays_with_fewer_rows(device):
 def test_verify_rows_of_many_requests_in_a_graph(device):
     """48 requests of six rows: captured, and with the bits of the same rows in a small batch."""
     case = attention_case(288, 8, 128, 512, seed=8).to(device)
-    case.run(few_rows=True)
+    case.run(running=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = case.run(few_rows=True)
+        out = case.run(running=True)
     graph.replay()
     for rows in torch.arange(288, device=device).split(6):
         assert torch.equal(case.rows(rows).run(), out[rows])

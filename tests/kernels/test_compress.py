@@ -223,7 +223,7 @@ def test_pair_runs_both_compressors():
         c = Compressor(4, width, 64)
         plan, store, out_loc = c.addresses(0, 64)
         parts.append((c, Stream(c.raw, c.ape, c.state, c.norm, c.pool)))
-    c4_compress_pair(*(s for _, s in parts), plan, store, table(), out_loc, few_rows=False)
+    c4_compress_pair(*(s for _, s in parts), plan, store, table(), out_loc, running=False)
     for c, _ in parts:
         torch.testing.assert_close(c.entries(16), c.brute_force(16), atol=2e-6, rtol=1e-5)
 
@@ -257,7 +257,7 @@ def test_errors():
     streams = [Stream(c.raw, c.ape, c.state, c.norm, c.pool) for c in (main, index)]
 
     def run(main, index, store):
-        c4_compress_pair(main, index, plan, store, table(), out_loc, few_rows=True)
+        c4_compress_pair(main, index, plan, store, table(), out_loc, running=True)
 
     narrow = [stream._replace(s=stream.s[:, :256]) for stream in streams]
     with pytest.raises(ValueError, match=r"s and state \[\*, 2048\]"):

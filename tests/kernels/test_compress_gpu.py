@@ -55,12 +55,12 @@ def test_verify_rows_equal_single_rows_and_other_batches(device, ratio, width):
 def test_one_launch_equals_three(device, requests):
     """Ring 16: nine rows of a request are the most that may share a launch."""
     streams = {}
-    for few_rows in (True, False):
+    for running in (True, False):
         main = compress_case(4, 512, requests, padded=1).to(device)
         index = compress_case(4, 128, requests, padded=1).to(device)
         parts = [main.stream, index.stream]
-        compress.c4_compress_pair(*parts, *main.addresses, few_rows=few_rows)
-        streams[few_rows] = parts
+        compress.c4_compress_pair(*parts, *main.addresses, running=running)
+        streams[running] = parts
     for one, three in zip(streams[True], streams[False], strict=True):
         assert torch.equal(one.state, three.state)
         assert torch.equal(one.pool, three.pool)

@@ -63,8 +63,8 @@ def step_problem(requests=8, slots=9, pages=16, seed=0):
     full_to_swa = torch.zeros((slots * pages + 1) * PAGE, dtype=torch.int64)
     full_to_swa[full[:, None] * PAGE + token] = swa[:, None] * PAGE + token
     return {
-        "req_slot": torch.randperm(slots - 1, generator=generator)[:requests] + 1,
-        "prefix_len": torch.randint(0, pages * PAGE - V, (requests,), generator=generator),
+        "request_slot": torch.randperm(slots - 1, generator=generator)[:requests] + 1,
+        "committed": torch.randint(0, pages * PAGE - V, (requests,), generator=generator),
         "row_len": torch.randint(1, V + 1, (requests,), generator=generator),
         "req_to_token": req_to_token,
         "full_to_swa": full_to_swa,
@@ -88,7 +88,7 @@ def test_step_meta(device, seed):
 
 def test_prefill_step_meta(device):
     problem = step_problem(2)
-    problem["prefix_len"], problem["row_len"] = torch.tensor([131, 0]), torch.tensor([2000, 1500])
+    problem["committed"], problem["row_len"] = torch.tensor([131, 0]), torch.tensor([2000, 1500])
     arguments = {**problem, "rows": 3500, "stride": None, "store_all": False}
     want = step_reference.step_meta(**arguments)
     assert_equal(step.step_meta(**to(device, arguments)), want)
@@ -97,12 +97,12 @@ def test_prefill_step_meta(device):
 def test_draft_meta(device):
     problem = step_problem()
     arguments = {
-        **{k: problem[k] for k in ("req_slot", "prefix_len", "req_to_token", "full_to_swa")},
+        **{k: problem[k] for k in ("request_slot", "committed", "req_to_token", "full_to_swa")},
         "gamma": GAMMA,
         "window": 128,
         "valid_from": torch.arange(8) * 200,
     }
-    arguments["req_slot"][3] = -1
+    arguments["request_slot"][3] = -1
     want = step_reference.draft_meta(**arguments)
     assert_equal(step.draft_meta(**to(device, arguments)), want)
 
@@ -111,9 +111,9 @@ def test_step_meta_graph_replays_with_fewer_requests(device):
     arguments = to(device, {**step_problem(), "rows": 8 * V, "stride": V, "store_all": True})
     graph, output = captured(lambda: step.step_meta(**arguments))
     fewer = {**step_problem(seed=5), "rows": 8 * V, "stride": V, "store_all": True}
-    fewer["req_slot"][3:] = -1
+    fewer["request_slot"][3:] = -1
     fewer["row_len"][3:] = 0
-    for name in ("req_slot", "prefix_len", "row_len", "req_to_token", "full_to_swa"):
+    for name in ("request_slot", "committed", "row_len", "req_to_token", "full_to_swa"):
         arguments[name].copy_(fewer[name])
     graph.replay()
     assert_equal(output, step_reference.step_meta(**fewer))
@@ -141,7 +141,7 @@ def draft_sampling(requests, device):
         "temperature": (torch.arange(requests, device=device) % 3) * 0.6,
         "seeded": torch.arange(requests, device=device) % 2 == 0,
         "seed": torch.arange(requests, device=device) * 7919,
-        "prefix_len": torch.arange(requests, device=device) + 100,
+        "committed": torch.arange(requests, device=device) + 100,
     }
 
 
@@ -253,8 +253,8 @@ def accept_problem(requests, vocab=VOCAB, seed=0):
     wrong = torch.rand(requests, GAMMA, generator=generator) < 0.2
     candidates[:, 1:][wrong] = 7
     lengths = {
-        "verify_len": torch.randint(1, V + 1, (requests,), generator=generator).int(),
-        "prefix_len": torch.arange(requests) * 10,
+        "acceptable": torch.randint(1, V + 1, (requests,), generator=generator).int(),
+        "committed": torch.arange(requests) * 10,
     }
     return candidates, logits.flatten(0, 1), draft_logits, lengths
 
@@ -281,8 +281,8 @@ def test_accept_sampled_has_the_exact_law(device, goodness):
             candidates,
             p_logits.to(device).expand(2 * n, -1).contiguous(),
             None if certain else q_logits.to(device).expand(n, 1, -1).contiguous(),
-            verify_len=torch.full((n,), 2, dtype=torch.int32, device=device),
-            prefix_len=torch.zeros(n, dtype=torch.int64, device=device),
+            acceptable=torch.full((n,), 2, dtype=torch.int32, device=device),
+            committed=torch.zeros(n, dtype=torch.int64, device=device),
             temperature=torch.ones(n, device=device),
             seed=torch.arange(n, device=device),
         )
@@ -327,14 +327,14 @@ def test_rollback_in_a_pool_beyond_two_to_the_31(device):
     pool = torch.ones(layers, slots * ring, 1024, device=device)
     assert pool.numel() > 2**31
     lengths = {
-        "req_slot": torch.tensor([slots - 1, -1, 5]),
-        "seq_len": torch.tensor([134, 3, 1_000_000]),
+        "request_slot": torch.tensor([slots - 1, -1, 5]),
+        "committed": torch.tensor([134, 3, 1_000_000]),
         "commit_len": torch.tensor([2, 1, 6], dtype=torch.int32),
-        "verify_len": torch.tensor([6, 6, 6], dtype=torch.int32),
+        "rows_run": torch.tensor([6, 6, 6], dtype=torch.int32),
     }
-    state.c128_rollback(pool, **to(device, lengths), ring=ring, verify_rows=V)
+    state.c128_rollback(pool, **to(device, lengths), ring=ring, verify_width=V)
     want = torch.ones(1, slots * ring, 8)
-    state_reference.c128_rollback(want, **lengths, ring=ring, verify_rows=V)
+    state_reference.c128_rollback(want, **lengths, ring=ring, verify_width=V)
     for layer in range(layers):
         assert torch.equal(pool[layer, :, :4].cpu(), want[0, :, :4])
         assert torch.equal(pool[layer, :, -4:].cpu(), want[0, :, -4:])
@@ -361,19 +361,19 @@ def test_rollback_graph_replays_with_other_lengths(device):
     lengths = to(
         device,
         {
-            "req_slot": torch.arange(1, 9),
-            "seq_len": torch.arange(8) * 20,
+            "request_slot": torch.arange(1, 9),
+            "committed": torch.arange(8) * 20,
             "commit_len": torch.ones(8, dtype=torch.int32),
-            "verify_len": torch.full((8,), V, dtype=torch.int32),
+            "rows_run": torch.full((8,), V, dtype=torch.int32),
         },
     )
-    graph, _ = captured(lambda: state.c128_rollback(pool, **lengths, ring=136, verify_rows=V))
+    graph, _ = captured(lambda: state.c128_rollback(pool, **lengths, ring=136, verify_width=V))
     pool.fill_(1.0)
-    lengths["req_slot"][2:] = -1
+    lengths["request_slot"][2:] = -1
     lengths["commit_len"].fill_(4)
     want = pool.cpu()
     graph.replay()
-    state_reference.c128_rollback(want, **to("cpu", lengths), ring=136, verify_rows=V)
+    state_reference.c128_rollback(want, **to("cpu", lengths), ring=136, verify_width=V)
     assert torch.equal(pool.cpu(), want)
 
 
@@ -396,11 +396,11 @@ def test_launches_of_one_control_step(device):
         state.c128_rollback(
             pool,
             slots,
-            lengths["prefix_len"],
+            lengths["committed"],
             result.commit_len,
-            lengths["verify_len"],
+            lengths["acceptable"],
             ring=136,
-            verify_rows=V,
+            verify_width=V,
         )
 
     control_step()

@@ -58,7 +58,7 @@ def sampling(requests):
         "temperature": torch.linspace(0.5, 2.0, requests),
         "seeded": torch.arange(requests) % 2 == 0,
         "seed": torch.arange(requests) * 7919 + 3,
-        "prefix_len": torch.arange(requests) + 100,
+        "committed": torch.arange(requests) + 100,
     }
 
 
@@ -81,7 +81,7 @@ def test_a_seeded_row_guesses_what_the_target_will_choose():
     w1, w2 = torch.zeros(VOCAB, 8), torch.zeros(VOCAB, 8)
     base, keys = base_logits(4), sampling(4)
     got = markov_block(base, torch.tensor([1, 2, 3, 4]), w1, prepare_bf16(w2), **keys)
-    target = choose(base.flatten(0, 1), keys["temperature"], keys["seed"], keys["prefix_len"] + 1)
+    target = choose(base.flatten(0, 1), keys["temperature"], keys["seed"], keys["committed"] + 1)
     right = (got.tokens == token_of(target).view(4, GAMMA)).sum(1)
     assert right[keys["seeded"]].tolist() == [GAMMA, GAMMA]
     assert (right[~keys["seeded"]] < GAMMA).all()

@@ -27,15 +27,15 @@ def emptied_rows(before, after):
     return empty[0].nonzero().flatten().tolist()
 
 
-def rollback(pool, slot, seq_len, commit, verify, ring=RING):
+def rollback(pool, slot, committed, commit, verify, ring=RING):
     c128_rollback(
         pool,
         torch.tensor(slot),
-        torch.tensor(seq_len),
+        torch.tensor(committed),
         torch.tensor(commit, dtype=torch.int32),
         torch.tensor(verify, dtype=torch.int32),
         ring=ring,
-        verify_rows=6,
+        verify_width=6,
     )
 
 
@@ -88,7 +88,7 @@ def test_empty_lists_are_legal():
     none = torch.empty(0, dtype=torch.int64)
     clear_slots(pool, none, ring=RING)
     clear_pages([pool, pool], none - 1, ring=RING)
-    c128_rollback(pool, none, none, none, none, ring=RING, verify_rows=6)
+    c128_rollback(pool, none, none, none, none, ring=RING, verify_width=6)
     assert emptied_rows(before, pool) == []
 
 
@@ -101,5 +101,5 @@ def test_a_new_pool_is_empty():
 def test_bad_pools_are_refused():
     with pytest.raises(ValueError, match="state pool"):
         clear_slots(torch.zeros(2, 10, 4), torch.tensor([0]), ring=16)
-    with pytest.raises(ValueError, match="verify_rows"):
-        c128_rollback(filled(), *[torch.tensor([1])] * 4, ring=RING, verify_rows=RING + 1)
+    with pytest.raises(ValueError, match="verify_width"):
+        c128_rollback(filled(), *[torch.tensor([1])] * 4, ring=RING, verify_width=RING + 1)

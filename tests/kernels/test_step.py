@@ -14,8 +14,8 @@ PAGE = 256
 class Batch:
     """Requests with shuffled pages, as an allocator leaves them after some churn."""
 
-    req_slot: list[int]
-    prefix_len: list[int]
+    request_slot: list[int]
+    committed: list[int]
     row_len: list[int]
     rows: int
     seed: int = 0
@@ -42,15 +42,15 @@ class Batch:
         self.full_loc[: len(locations)] = torch.tensor(locations, dtype=torch.int64)
 
     def requests(self) -> list[tuple[int, int, int]]:
-        return list(zip(self.req_slot, self.prefix_len, self.row_len, strict=True))
+        return list(zip(self.request_slot, self.committed, self.row_len, strict=True))
 
     def swa(self, slot: int, pos: int) -> int:
         return int(self.full_to_swa[int(self.req_to_token[slot, pos])])
 
     def arguments(self) -> dict:
         return {
-            "req_slot": torch.tensor(self.req_slot, dtype=torch.int64),
-            "prefix_len": torch.tensor(self.prefix_len, dtype=torch.int64),
+            "request_slot": torch.tensor(self.request_slot, dtype=torch.int64),
+            "committed": torch.tensor(self.committed, dtype=torch.int64),
             "req_to_token": self.req_to_token,
             "full_to_swa": self.full_to_swa,
         }

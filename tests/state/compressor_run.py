@@ -81,8 +81,8 @@ def forward(
     for k, page in enumerate(pages):
         req_to_token[slot, k * PAGE : (k + 1) * PAGE] = torch.arange(page * PAGE, (page + 1) * PAGE)
     meta = step_meta(
-        req_slot=torch.tensor([slot]),
-        prefix_len=torch.tensor([start]),
+        request_slot=torch.tensor([slot]),
+        committed=torch.tensor([start]),
         row_len=torch.tensor([length]),
         rows=length,
         req_to_token=req_to_token,
@@ -98,7 +98,7 @@ def forward(
     plan, store, loc = meta.c4_plan, meta.c4_store, meta.c4_loc
     latents = Stream(rows.c4, w.ape4, memory.c4_ring, w.norm, memory.c4)
     keys = Stream(rows.keys, w.ape4_keys, memory.keys_ring, w.norm_keys, memory.keys)
-    c4_compress_pair(latents, keys, plan, store, w.cos_sin, loc, few_rows=False)
+    c4_compress_pair(latents, keys, plan, store, w.cos_sin, loc, running=False)
     c128 = Stream(rows.c128, w.ape128, memory.c128_ring, w.norm, memory.c128)
     c128_compress(c128, meta.c128_plan, meta.c128_store, w.cos_sin, meta.c128_loc)
     return meta

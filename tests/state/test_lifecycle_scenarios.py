@@ -27,8 +27,8 @@ def verify_plan(start: int, length: int, ring_c128: int = 256):
     pos = torch.arange(768)
     req_to_token[3] = (5 + pos // 256) * 256 + pos % 256
     return step_meta(
-        req_slot=torch.tensor([3]),
-        prefix_len=torch.tensor([start]),
+        request_slot=torch.tensor([3]),
+        committed=torch.tensor([start]),
         row_len=torch.tensor([length]),
         rows=length,
         req_to_token=req_to_token,
@@ -504,8 +504,8 @@ def test_verify_of_one_row_plans_what_decode_plans():
         "store_all": True,
     }
     requests = {
-        "req_slot": torch.tensor([1, 3, 4]),
-        "prefix_len": torch.tensor([127, 255, 300]),
+        "request_slot": torch.tensor([1, 3, 4]),
+        "committed": torch.tensor([127, 255, 300]),
         "row_len": torch.tensor([1, 1, 1]),
     }
     decode = step_meta(rows=3, **requests, **tables)

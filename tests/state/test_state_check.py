@@ -114,8 +114,8 @@ def plan(prefix, length, slot=3, pages=(5, 2, 4)):
     pos = torch.arange(768)
     req_to_token[slot] = torch.tensor(pages)[pos // 256] * 256 + pos % 256
     return step_meta(
-        req_slot=torch.tensor([slot]),
-        prefix_len=torch.tensor([prefix]),
+        request_slot=torch.tensor([slot]),
+        committed=torch.tensor([prefix]),
         row_len=torch.tensor([length]),
         rows=length + 1,
         req_to_token=req_to_token,

@@ -170,8 +170,8 @@ class Setup:
 
     def meta(self, length: int) -> DraftMeta:
         return draft_meta(
-            req_slot=torch.tensor([1]),
-            prefix_len=torch.tensor([length]),
+            request_slot=torch.tensor([1]),
+            committed=torch.tensor([length]),
             gamma=self.gamma,
             req_to_token=self.table,
             full_to_swa=self.full_to_swa,

@@ -56,8 +56,8 @@ class Served:
     def block(self):
         ids = block_ids(self.bonus, self.gamma, self.config.dspark.noise_token_id)
         meta = draft_meta(
-            req_slot=self.slot,
-            prefix_len=self.length,
+            request_slot=self.slot,
+            committed=self.length,
             gamma=self.gamma,
             req_to_token=self.table,
             full_to_swa=self.full_to_swa,

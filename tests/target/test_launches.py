@@ -111,8 +111,8 @@ def test_drafts_of_many_requests_never_wait_for_the_device(tiny, tiny_directory,
     ids = torch.full((REQUESTS * gamma,), 5)
     with torch.no_grad(), NoSync():
         meta = draft_meta(
-            req_slot=slot,
-            prefix_len=torch.full_like(slot, 200),
+            request_slot=slot,
+            committed=torch.full_like(slot, 200),
             gamma=gamma,
             req_to_token=model.req_to_token,
             full_to_swa=model.full_to_swa,

@@ -86,8 +86,8 @@ def test_a_captured_decode_step_equals_the_eager_one(model_of, tokens):
         from dspark.kernels.step import step_meta
 
         meta = step_meta(
-            req_slot=slots,
-            prefix_len=prefix,
+            request_slot=slots,
+            committed=prefix,
             row_len=one,
             rows=3,
             req_to_token=replayed.req_to_token,

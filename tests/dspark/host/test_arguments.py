@@ -15,7 +15,7 @@ from sglang.srt.server_args import ServerArgs
 from dspark import options
 from dspark.errors import UsageError
 from dspark.host import arguments, config_file
-from dspark.kernels.compress import few_rows
+from dspark.kernels.compress import rows_fit_ring
 from dspark.target.checkpoint import presets
 from dspark.target.config import ModelConfig
 
@@ -112,8 +112,8 @@ def test_contradictory_draft_lengths(given, named):
 
 
 def test_a_block_longer_than_a_verify_step_can_take_back():
-    assert few_rows(arguments.LONGEST_BLOCK + 1, 16)
-    assert not few_rows(arguments.LONGEST_BLOCK + 2, 16)
+    assert rows_fit_ring(arguments.LONGEST_BLOCK + 1, 16)
+    assert not rows_fit_ring(arguments.LONGEST_BLOCK + 2, 16)
     for block, refused in ((arguments.LONGEST_BLOCK, False), (arguments.LONGEST_BLOCK + 1, True)):
         config = dataclasses.replace(
             TINY, dspark=dataclasses.replace(TINY.dspark, block_size=block)

@@ -21,7 +21,7 @@ def accept_of(rank: int) -> tuple[Accept, torch.Tensor]:
         logits = torch.randn(logits.shape, generator=generator)
     prefix = torch.tensor([10, 20, 30])
     lengths = torch.full((REQUESTS,), ROWS, dtype=torch.int32)
-    return accept_greedy(candidates, logits, verify_len=lengths, prefix_len=prefix), prefix
+    return accept_greedy(candidates, logits, acceptable=lengths, committed=prefix), prefix
 
 
 def run(rank: int, file: str, out: str) -> None:

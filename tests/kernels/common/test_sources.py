@@ -11,7 +11,12 @@ from dspark.kernels.common.launch_table import FAMILIES
 from dspark.kernels.linear import kernel as linear_kernel
 
 # A family may use another one's ops; these are all that do.
-USES = {("accept", "collective"), ("draft", "collective"), ("draft", "linear")}
+USES = {
+    ("accept", "collective"),
+    ("draft", "collective"),
+    ("draft", "linear"),
+    ("draft", "sampling"),  # a draft guesses what the target will choose
+}
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ def problem(requests=6, seed=0):
 
 def lengths(requests=6):
     return {
-        "verify_len": torch.tensor([V, V, 2, 1, 0, 3][:requests], dtype=torch.int32),
-        "prefix_len": torch.arange(requests) * 10,
+        "acceptable": torch.tensor([V, V, 2, 1, 0, 3][:requests], dtype=torch.int32),
+        "committed": torch.arange(requests) * 10,
     }
 
 

@@ -63,9 +63,9 @@ def test_many_requests_of_few_rows_have_the_bits_of_each_alone(monkeypatch):
     monkeypatch.setattr(kernel, "DECODE_ROWS", 2)
     monkeypatch.setattr(kernel, "_run_prefill", None)
     case = attention_case(5, 4, 70, 20, seed=6)
-    whole = case.run(few_rows=True)
+    whole = case.run(running=True)
     for row in torch.arange(5).split(1):
-        assert torch.equal(case.rows(row).run(few_rows=True), whole[row])
+        assert torch.equal(case.rows(row).run(running=True), whole[row])
 
 
 def test_short_prompts_have_the_bits_of_long_ones(monkeypatch):
@@ -74,15 +74,15 @@ def test_short_prompts_have_the_bits_of_long_ones(monkeypatch):
     case = attention_case(3, 4, 70, 20, seed=7)
     with monkeypatch.context() as long:
         long.setattr(kernel, "REPEATED_SLOTS", 0)
-        whole = case.run(few_rows=False)
+        whole = case.run(running=False)
     for row in torch.arange(3).split(1):
-        assert torch.equal(case.rows(row).run(few_rows=False), whole[row])
+        assert torch.equal(case.rows(row).run(running=False), whole[row])
 
 
 def test_short_prompts_never_wait_for_the_device(monkeypatch):
     monkeypatch.setattr(kernel, "_renumber", None)
     case = attention_case(3, 4, 70, 20, seed=7)
-    assert_close(case.run(few_rows=False), case.reference())
+    assert_close(case.run(running=False), case.reference())
 
 
 def test_list_width_does_not_change_bits():

@@ -58,11 +58,11 @@ def test_all_empty_window_gives_zero():
 def test_one_launch_equals_three(requests):
     """Ring 16: nine rows of a request are the most that may share a launch."""
     streams = {}
-    for few_rows in (True, False):
+    for running in (True, False):
         main, index = compress_case(4, 512, requests, padded=1), compress_case(4, 128, requests, 1)
         parts = [main.stream, index.stream]
-        compress.c4_compress_pair(*parts, *main.addresses, few_rows=few_rows)
-        streams[few_rows] = parts
+        compress.c4_compress_pair(*parts, *main.addresses, running=running)
+        streams[running] = parts
     for one, three in zip(streams[True], streams[False], strict=True):
         assert torch.equal(one.state, three.state)
         assert torch.equal(one.pool, three.pool)

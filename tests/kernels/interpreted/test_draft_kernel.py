@@ -26,7 +26,7 @@ def sampling(requests=3):
         "temperature": torch.linspace(0.5, 1.5, requests),
         "seeded": torch.arange(requests) % 2 == 0,
         "seed": torch.arange(requests) * 7919 - 3,
-        "prefix_len": torch.arange(requests) + 100,
+        "committed": torch.arange(requests) + 100,
     }
 
 
@@ -79,7 +79,7 @@ def test_two_ranks_propose_what_one_proposes(monkeypatch):
         k = next(step)
         asked = sampling()
         purpose = torch.where(asked["seeded"], rng.TOKEN, rng.DRAFT + k)
-        of = rng.stream(asked["seed"], asked["prefix_len"] + k + 1, purpose)
+        of = rng.stream(asked["seed"], asked["committed"] + k + 1, purpose)
         of = rng.Stream(of.a[:, None], of.b[:, None])
         keys = noised(whole.logits[:, k], asked["temperature"], of, torch.arange(VOCAB))
         return torch.stack([best, pack_argmax(keys[:, 80:], 80)])

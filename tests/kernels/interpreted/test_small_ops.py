@@ -86,14 +86,14 @@ def test_schedule_beyond_one_block_of_requests():
 def test_rollback(dtype):
     pool = torch.randn(2, 3 * 136, 8).to(dtype)
     lengths = {
-        "req_slot": torch.tensor([1, -1, 2]),
-        "seq_len": torch.tensor([134, 3, 130]),
+        "request_slot": torch.tensor([1, -1, 2]),
+        "committed": torch.tensor([134, 3, 130]),
         "commit_len": torch.tensor([2, 1, 6], dtype=torch.int32),
-        "verify_len": torch.tensor([6, 6, 6], dtype=torch.int32),
+        "rows_run": torch.tensor([6, 6, 6], dtype=torch.int32),
     }
     want, got = pool.clone(), pool.clone()
-    state_reference.c128_rollback(want, **lengths, ring=136, verify_rows=6)
-    c128_rollback(got, **lengths, ring=136, verify_rows=6)
+    state_reference.c128_rollback(want, **lengths, ring=136, verify_width=6)
+    c128_rollback(got, **lengths, ring=136, verify_width=6)
     assert torch.equal(got, want)
     assert not torch.equal(got, pool)
 

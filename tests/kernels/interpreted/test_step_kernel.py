@@ -38,8 +38,8 @@ FORWARDS = {
 def test_step_meta(forward):
     slots, prefix, lengths, rows, stride, store_all = FORWARDS[forward]
     arguments = {
-        "req_slot": torch.tensor(slots, dtype=torch.int64),
-        "prefix_len": torch.tensor(prefix, dtype=torch.int64),
+        "request_slot": torch.tensor(slots, dtype=torch.int64),
+        "committed": torch.tensor(prefix, dtype=torch.int64),
         "row_len": torch.tensor(lengths, dtype=torch.int64),
         "rows": rows,
         **tables(),
@@ -59,8 +59,8 @@ def test_packed_rows_beyond_one_block_of_requests():
     lengths = torch.zeros(40, dtype=torch.int64)
     lengths[[3, 31, 32, 39]] = torch.tensor([2, 1, 3, 1])
     arguments = {
-        "req_slot": torch.arange(40) % 5,
-        "prefix_len": torch.arange(40),
+        "request_slot": torch.arange(40) % 5,
+        "committed": torch.arange(40),
         "row_len": lengths,
         "rows": 8,
         **tables(),
@@ -78,8 +78,8 @@ def test_packed_rows_beyond_one_block_of_requests():
 
 def test_draft_meta():
     arguments = {
-        "req_slot": torch.tensor([3, -1, 1, 2]),
-        "prefix_len": torch.tensor([300, 9, 4, 140]),
+        "request_slot": torch.tensor([3, -1, 1, 2]),
+        "committed": torch.tensor([300, 9, 4, 140]),
         "gamma": 3,
         **tables(),
         "window": 128,

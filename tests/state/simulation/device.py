@@ -152,8 +152,8 @@ class Device:
         pad = launch.padding
         lengths = [r.length for r in launch.rows]
         return step_meta(
-            req_slot=torch.tensor([r.slot for r in launch.rows] + [-1] * pad),
-            prefix_len=torch.tensor(starts + [0] * pad),
+            request_slot=torch.tensor([r.slot for r in launch.rows] + [-1] * pad),
+            committed=torch.tensor(starts + [0] * pad),
             row_len=torch.tensor(lengths + [0] * pad),
             rows=sum(lengths) + pad,
             req_to_token=launch.req_to_token,
