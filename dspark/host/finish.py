@@ -20,9 +20,10 @@ from sglang.srt.managers.schedule_batch import (
     BaseFinishReason,
 )
 
+from dspark.speculation import ranks
 from dspark.speculation.penalties import stop_ids
+from dspark.speculation.requests import BROKEN
 
-BROKEN = -1  # emitted in place of a token that could not be chosen
 PLACEHOLDER = 0  # the token the device goes on with in place of BROKEN
 
 
@@ -47,6 +48,8 @@ def take(req: Any, run: Sequence[int]) -> list[int]:
 
 def refusal(req: Any, token: int) -> BaseFinishReason | None:
     """Advance the grammar over `token`; the error to end with if that cannot be taken."""
+    if token < BROKEN:
+        ranks.raise_fault(token)
     if token == BROKEN:
         return no_choice(req)
     if req.grammar is None:

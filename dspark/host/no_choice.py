@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from dspark.host.finish import BROKEN, PLACEHOLDER
+from dspark.host.finish import PLACEHOLDER
+from dspark.speculation.requests import BROKEN
 
 HUGE = 1e30  # stands for +inf: divided by any temperature it stays finite
 

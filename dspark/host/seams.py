@@ -263,7 +263,12 @@ SEAMS = (
         Use.BASE,
         ("forward_batch",),
     ),
-    Seam("layers.logits_processor.LogitsProcessor", Use.CALL, ("config",)),
+    Seam("layers.logits_processor.LogitsProcessor", Use.BASE, ("config", "skip_all_gather")),
+    Seam(
+        "layers.logits_processor.LogitsProcessor._get_logits",
+        Use.BASE,
+        ("hidden_states", "lm_head", "logits_metadata"),
+    ),
     Seam(
         "layers.logits_processor.LogitsProcessor.forward",
         Use.CALL,

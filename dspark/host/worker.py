@@ -21,17 +21,17 @@ from sglang.srt.speculative.draft_worker_common import (
 
 from dspark.host import forwards, grammar, logprobs, sampling_info
 from dspark.host.draft_input import draft_input
-from dspark.host.finish import BROKEN
 from dspark.kernels.accept import Accept
+from dspark.kernels.collective import gather_vocab, transport
 from dspark.kernels.common.argmax import token_of
 from dspark.speculation import forced_drafts, ranks, sampling
-from dspark.speculation.accept import accept, emitted, has_choice
+from dspark.speculation.accept import accept, decisions, emitted, has_choice, last_row
 from dspark.speculation.budget import VerifyRows
 from dspark.speculation.commit import committed_slots
 from dspark.speculation.monitor import AcceptanceMonitor
 from dspark.speculation.penalties import Penalties, is_penalised
 from dspark.speculation.propose import DraftHead, Proposal, propose, with_bonus
-from dspark.speculation.requests import Requests
+from dspark.speculation.requests import BROKEN, Requests
 from dspark.speculation.settings import Settings
 from dspark.target.draft import block_ids
 
@@ -41,6 +41,14 @@ class Places(NamedTuple):
 
     position: torch.Tensor
     token_slot: torch.Tensor  # slots of the full pool
+
+
+class Judged(NamedTuple):
+    """Logits of the verify rows, as the requests asked for them."""
+
+    logits: torch.Tensor  # f32 [R * V, N or this rank's columns]
+    first_column: int | None  # token of the first column where these are this rank's; None: all
+    broken: torch.Tensor  # bool [R * V] this rank's columns held a NaN before anything was added
 
 
 class DSparkWorker(BaseSpecWorker):
@@ -68,6 +76,8 @@ class DSparkWorker(BaseSpecWorker):
         self.group = self.draft.group
         self.config = self.draft.config.dspark
         self.vocab = self.draft.config.vocab_size
+        self.columns = self.vocab // (1 if self.group is None else self.group.size())
+        self.first_column = self.draft.rank * self.columns
         self.gamma = self.config.block_size
         self.verify_width = int(server_args.speculative_num_draft_tokens)
         self.depth = self.verify_width - 1
@@ -100,6 +110,7 @@ class DSparkWorker(BaseSpecWorker):
             self.depth,
             self.vocab,
             self.device,
+            self.draft.rank,
         )
 
     # One batch.
@@ -136,23 +147,23 @@ class DSparkWorker(BaseSpecWorker):
         places = self._places(requests)
         proposal = self._propose(batch, requests)
         rows = self.scheduler.rows(proposal.confidence, requests.slot)
-        candidates, rows = ranks.agree_on_candidates(
-            with_bonus(requests, proposal.tokens), rows, self.group
-        )
+        candidates = with_bonus(requests, proposal.tokens)
 
-        out = self._verify(batch, requests, places, candidates, rows, grammar_barrier)
-        logits = out.logits_output.next_token_logits
-        outcome = accept(candidates, logits, proposal, requests, rows, self.group)
+        out, judged = self._verify(batch, requests, places, candidates, rows, grammar_barrier)
+        outcome = accept(
+            candidates, judged.logits, proposal, requests, rows, self.group, judged.first_column
+        )
+        agreement = self._compare(candidates, rows, outcome, judged)
         if on_publish is not None:
             on_publish(outcome.new_len)
 
         self._commit(batch, requests, places, outcome, rows, out.logits_output)
         self._collect(proposal, outcome)
         if batch.return_logprob:
-            logprobs.attach(out.logits_output, logits, outcome.tokens, batch)
+            logprobs.attach(out.logits_output, judged.logits, outcome.tokens, batch)
         return GenerationBatchResult(
             logits_output=out.logits_output,
-            next_token_ids=emitted(outcome, logits, BROKEN).flatten(),
+            next_token_ids=emitted(outcome, agreement).flatten(),
             accept_lens=outcome.commit_len,
             block_accept_lens=outcome.commit_len + outcome.trimmed,
             cap_lens=rows.acceptable,
@@ -184,17 +195,20 @@ class DSparkWorker(BaseSpecWorker):
         """i64 [R] token after each prompt; -1 where the target gave no usable distribution."""
         logits = logits_output.next_token_logits
         info, slot, position = batch.sampling_info, batch.req_pool_indices, batch.seq_lens
+        broken = ranks.broken_rows(self._own_columns(logits), self.group)
         info.update_regex_vocab_mask()
         no_drafts = slot.new_empty(len(slot), 0)
         self._adjust(batch, logits, info.grammar_mask, slot, no_drafts, position - 1)
         info.grammar_mask = None
         params = sampling_info.request_params(info)
         choice = sampling.draw(logits, params, self.seeds[slot], position.to(torch.int64))
-        tokens = ranks.agree(token_of(choice), self.group)
+        tokens = token_of(choice)
+        agreement = ranks.compare(tokens[:, None], has_choice(logits), broken, self.group)
         if batch.return_logprob:
             logprobs.attach(logits_output, logits, tokens[:, None], batch)
         self._count(batch, slot, tokens[:, None], torch.ones_like(tokens))
-        return torch.where(has_choice(logits), tokens, BROKEN)
+        chosen = torch.where(agreement.has_choice, tokens, BROKEN)
+        return ranks.mark(chosen[:, None], agreement)[:, 0]
 
     # The parts of a decode step, in the order they run.
 
@@ -231,19 +245,30 @@ class DSparkWorker(BaseSpecWorker):
 
     def _verify(
         self, batch, requests: Requests, places: Places, candidates, rows: VerifyRows, barrier
-    ) -> GenerationBatchResult:
-        """Target logits of all R * V rows, as the requests asked for them.
-
-        Rows beyond `rows.run` are padding.
-        """
+    ) -> tuple[GenerationBatchResult, Judged]:
+        """Run all R * V rows; those beyond `rows.run` are padding."""
         tree = grammar.start_copy(batch, candidates)
         backend = self.target_runner.attn_backend
         backend.rows_run[requests.slot] = rows.run.to(torch.int64)
         out = forwards.run_verify_rows(self._target_worker, batch, candidates, *places)
         logits = out.logits_output.next_token_logits
+        broken = ranks.broken_rows(logits, self.group)
         mask = grammar.mask(batch, tree, logits.device, barrier)
+        first_column: int | None = self.first_column
+        if not _takes_the_largest(batch, requests, mask):
+            logits, first_column = gather_vocab(logits, self.group), None
         self._adjust(batch, logits, mask, requests.slot, candidates[:, 1:], requests.committed)
-        return out
+        return out, Judged(logits, first_column, broken)
+
+    def _compare(self, candidates, rows: VerifyRows, outcome: Accept, judged: Judged):
+        """What the other ranks say about this step: `ranks.Agreement`."""
+        broken = judged.broken.view(candidates.shape) & (self.row <= outcome.accepted[:, None])
+        return ranks.compare(
+            decisions(candidates, rows, outcome),
+            has_choice(last_row(outcome, judged.logits)),
+            broken.any(1),
+            self.group,
+        )
 
     def _adjust(self, batch, logits, mask, slot, drafts, position) -> None:
         """Turn raw logits f32 [R * V, N] into those the requests asked for, in place.
@@ -275,6 +300,10 @@ class DSparkWorker(BaseSpecWorker):
         """Store draft latents of rows the target has run (i32 [T] slots; -1 = leave it out)."""
         captures, logits_output.hidden_states = logits_output.hidden_states, None
         self.draft.inject(captures, window_slot, position, self.draft_runner.attn_backend)
+
+    def _own_columns(self, logits: torch.Tensor) -> torch.Tensor:
+        """[T, N] -> [T, N / ranks]."""
+        return logits[:, self.first_column : self.first_column + self.columns]
 
     def _count(self, batch, slot, tokens, count) -> None:
         """Penalties count emitted tokens: the first count[r] of each row of i64 [R, V]."""
@@ -315,6 +344,7 @@ class DSparkWorker(BaseSpecWorker):
             "block_size": self.gamma,
             "depth": self.depth,
             "forced_drafts": self.forced is not None,
+            "bytes_from_other_ranks": dict(transport.received),
             **self.settings.report(),
             **self.monitor.report(),
         }
@@ -324,6 +354,18 @@ class DSparkWorker(BaseSpecWorker):
 
     def block_accept_estimate_log_suffix(self) -> str | None:
         return self.monitor.warning
+
+
+def _takes_the_largest(batch, requests: Requests, mask) -> bool:
+    """Whether each request takes the largest of its raw logits and asks nothing else of them."""
+    info = batch.sampling_info
+    return requests.params.all_greedy and not (
+        mask is not None
+        or info.logit_bias is not None
+        or info.has_custom_logit_processor
+        or batch.return_logprob
+        or _any_penalised(batch)
+    )
 
 
 def _any_penalised(batch) -> bool:

@@ -10,10 +10,10 @@ import torch
 from dspark.kernels.accept import Accept, accept_chosen, accept_greedy, accept_sampled
 from dspark.kernels.collective import Group
 from dspark.kernels.sampling import Cut, choose
-from dspark.speculation import ranks
 from dspark.speculation.budget import VerifyRows
 from dspark.speculation.propose import Proposal, proposal_law
-from dspark.speculation.requests import Requests
+from dspark.speculation.ranks import Agreement, mark
+from dspark.speculation.requests import BROKEN, Requests
 from dspark.speculation.sampling import tails
 
 # Requests whose draft distributions are gathered over the ranks at once: bounds the memory.
@@ -27,6 +27,7 @@ def accept(
     requests: Requests,
     rows: VerifyRows,
     group: Group,
+    first_column: int | None = None,
 ) -> Accept:
     """The same outcome on every rank.
 
@@ -36,31 +37,30 @@ def accept(
     Args:
         candidates: i64 [R, V].
         logits: f32 [R * V, N] adjusted to what the requests asked for; tails are cut here.
+        first_column: where `logits` holds only this rank's columns of the vocabulary, the token of
+            the first; all requests are greedy then. None: all columns.
     """
     params, committed = requests.params, requests.committed
     if params.all_greedy:
-        outcome = accept_greedy(
+        return accept_greedy(
             candidates,
             logits,
             acceptable=rows.acceptable,
             committed=committed,
             rows_run=rows.run,
+            vocab_start=first_column or 0,
+            group=None if first_column is None else group,
         )
-    else:
-        cut = tails(logits, params)
-        choice = choose(logits, params.temperature, requests.seed, committed + 1, cut)
-        outcome = accept_chosen(
-            candidates,
-            choice,
-            acceptable=rows.acceptable,
-            committed=committed,
-            rows_run=rows.run,
-        )
-        for some in _unseeded(requests):
-            part = _reject(candidates, logits, cut, proposal, requests, rows, some, group)
-            for whole, of_some in zip(outcome, part, strict=True):
-                whole.index_copy_(0, some, of_some)
-    return ranks.agree_on_accept(outcome, committed, group)
+    cut = tails(logits, params)
+    choice = choose(logits, params.temperature, requests.seed, committed + 1, cut)
+    outcome = accept_chosen(
+        candidates, choice, acceptable=rows.acceptable, committed=committed, rows_run=rows.run
+    )
+    for some in _unseeded(requests):
+        part = _reject(candidates, logits, cut, proposal, requests, rows, some, group)
+        for whole, of_some in zip(outcome, part, strict=True):
+            whole.index_copy_(0, some, of_some)
+    return outcome
 
 
 def _unseeded(requests: Requests) -> Sequence[torch.Tensor]:
@@ -101,16 +101,24 @@ def _reject(
     )
 
 
-def emitted(outcome: Accept, logits: torch.Tensor, broken: int) -> torch.Tensor:
-    """i64 [R, V] tokens for the host; `broken` in place of one that could not be chosen.
+def decisions(candidates: torch.Tensor, rows: VerifyRows, outcome: Accept) -> torch.Tensor:
+    """i64 [R, K] all that a step has decided, for the ranks to compare."""
+    counts = [rows.run, rows.acceptable, outcome.accepted, outcome.trimmed]
+    return torch.cat([candidates, outcome.tokens, torch.stack(counts, 1).long()], 1)
 
-    logits: f32 [R * V, N] as judged by `accept`.
-    """
+
+def last_row(outcome: Accept, by_row: torch.Tensor) -> torch.Tensor:
+    """[R * V, ...] -> [R, ...]: the row that chose the last token of each request."""
     requests, width = outcome.tokens.shape
-    last = outcome.accepted.long()
-    row = torch.arange(requests, device=logits.device) * width + last
-    at_last = torch.arange(width, device=logits.device) == last[:, None]
-    return torch.where(at_last & ~has_choice(logits[row])[:, None], broken, outcome.tokens)
+    first = torch.arange(requests, device=by_row.device) * width
+    return by_row[first + outcome.accepted.long()]
+
+
+def emitted(outcome: Accept, agreement: Agreement) -> torch.Tensor:
+    """i64 [R, V] tokens for the host; BROKEN in place of one that could not be chosen."""
+    row = torch.arange(outcome.tokens.shape[1], device=outcome.tokens.device)
+    no_choice = ~agreement.has_choice[:, None] & (row == outcome.accepted[:, None])
+    return mark(torch.where(no_choice, BROKEN, outcome.tokens), agreement)
 
 
 def has_choice(logits: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Drafts of a chosen quality in place of the model's, request by request: for tests.
 
 With `DSPARK_FORCED_DRAFTS=1` a request may carry, in `sampling_params.custom_params`,
-`{"draft": kind, "continuation": [ids]}`. Kinds: `oracle` proposes the continuation, so that a
+`{"draft": kind, "continuation": [ids]}`, and `"only_rank": r` to have its drafts forced on one
+tensor-parallel rank, as a faulty card would. Kinds: `oracle` proposes the continuation, so that a
 target which says the same accepts everything; `wrong` always proposes something else; `wrong@k`
 is right k times a block, then wrong; `random` needs no continuation. The verify path does not
 know where drafts come from.
@@ -39,8 +40,10 @@ def right_drafts(kind: str, depth: int) -> int:
 class ForcedDrafts:
     """Forced proposals by request slot. S slots, M the longest continuation."""
 
-    def __init__(self, slots: int, longest: int, depth: int, vocab: int, device: str):
-        self.depth, self.vocab = depth, vocab
+    def __init__(
+        self, slots: int, longest: int, depth: int, vocab: int, device: str, rank: int = 0
+    ):
+        self.depth, self.vocab, self.rank = depth, vocab, rank
         self.continuation = torch.zeros(slots, longest, dtype=torch.int64, device=device)
         self.prompt_len = torch.zeros(slots, dtype=torch.int64, device=device)
         self.right = torch.full((slots,), MODEL, dtype=torch.int64, device=device)
@@ -49,7 +52,7 @@ class ForcedDrafts:
         """Read what each request asks for."""
         for slot, req in zip(slots, reqs, strict=True):
             wish = req.sampling_params.custom_params or {}
-            kind = wish.get("draft")
+            kind = wish.get("draft") if wish.get("only_rank", self.rank) == self.rank else None
             self.right[slot] = MODEL if kind is None else right_drafts(kind, self.depth)
             self.prompt_len[slot] = len(req.origin_input_ids)
             known = wish.get("continuation", [])[: self.continuation.shape[1]]
@@ -81,8 +84,8 @@ class ForcedDrafts:
 
 
 def from_environment(
-    slots: int, longest: int, depth: int, vocab: int, device: str
+    slots: int, longest: int, depth: int, vocab: int, device: str, rank: int
 ) -> ForcedDrafts | None:
     if os.environ.get(VARIABLE) != "1":
         return None
-    return ForcedDrafts(slots, longest, depth, vocab, device)
+    return ForcedDrafts(slots, longest, depth, vocab, device, rank)

@@ -6,6 +6,8 @@ import torch
 
 from dspark.speculation.sampling import RequestParams
 
+BROKEN = -1  # emitted in place of a token that could not be chosen
+
 
 class Requests(NamedTuple):
     """R requests, on the device but for what the host must know to pick a code path."""

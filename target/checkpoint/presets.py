@@ -104,6 +104,11 @@ def tiny_tp2() -> Config:
     return config | {"o_lora_rank": 128, "moe_intermediate_size": 256, "n_routed_experts": 4}
 
 
+def tiny_tp4() -> Config:
+    """The same for four ranks."""
+    return tiny_tp2() | {"o_groups": 4, "moe_intermediate_size": 512}
+
+
 def mini_flash() -> Config:
     """True layer shapes of one GPU-resident model: 5 layers and 3 stages, 32 experts."""
     config = _with_layers(flash(), [0, 4, 128, 4, 128], stages=3, hash_layers=1, vocab=16384)
@@ -130,6 +135,7 @@ def full_rank() -> Config:
 PRESETS: dict[str, Callable[[], Config]] = {
     "tiny": tiny,
     "tiny-tp2": tiny_tp2,
+    "tiny-tp4": tiny_tp4,
     "mini-flash": mini_flash,
     "mini-flash-small": mini_flash_small,
     "mini-rank": mini_rank,

@@ -1,4 +1,4 @@
-"""The same tokens under every way to run the server: overlap off, other depths, two ranks,
+"""The same tokens under every way to run the server: overlap off, other depths,
 whole prompts, retraction, capped acceptance, no clearing, a small window pool."""
 
 import pytest
@@ -53,21 +53,6 @@ def test_fewer_drafts_than_the_block_holds(serving, truth, depth):
 
 def test_whole_prompts_without_prefix_cache_while_retracting(serving, truth):
     check(serving((*WHOLE, *DSPARK), (*FORCED, *RETRACTING)), truth)
-
-
-def test_two_ranks(serving):
-    """Ranks agree on tokens, lengths and budgets; the two-rank target is the truth here."""
-    flags = (*CHUNKED, "--tp-size", "2")
-    sampled = {"temperature": 3.0, "sampling_seed": 7, "top_k": 40}
-    target = serving(flags, preset="tiny-tp2")
-    truth = ids(target.generate_batch(PROMPTS, TOKENS))
-    drawn = ids(target.generate_batch(PROMPTS, TOKENS, **sampled))
-    server = serving((*flags, *DSPARK), FORCED, preset="tiny-tp2")
-    check(server, truth)
-    assert server.generate(PROMPTS[1], TOKENS, **sampled).ids == drawn[1]
-    assert ids(server.generate_batch(PROMPTS, TOKENS, **sampled)) == drawn
-    free = ids(server.generate_batch(PROMPTS, TOKENS, temperature=3.0))
-    assert [len(out) for out in free] == [TOKENS] * len(PROMPTS)
 
 
 @pytest.mark.deep

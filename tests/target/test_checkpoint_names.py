@@ -81,6 +81,7 @@ def test_names_that_only_other_layers_have(name):
     [
         ("tiny", 9.49, 0.0095),
         ("tiny-tp2", 8.53, 0.0085),
+        ("tiny-tp4", 11.68, 0.0104),
         ("mini-flash", 7747, 4.6),
         ("mini-flash-small", 4927, 3.0),
         ("mini-rank", 6871, 3.8),

@@ -10,7 +10,7 @@ from torch import nn
 
 from dspark.host import tuned
 from dspark.host.seams import check_worker
-from dspark.kernels.collective import tp_sum
+from dspark.kernels.collective import gather_vocab, tp_sum
 from dspark.kernels.linear import Bf16Weight, bf16_linear
 from dspark.target.config import ModelConfig
 from dspark.target.model import embed_streams, run_layers
@@ -57,6 +57,24 @@ class Embedding(nn.Module):
         return tp_sum(rows.masked_fill(~mine.unsqueeze(1), 0), self.group)
 
 
+class ShardedLogits(LogitsProcessor):
+    """SGLang's choice of rows; verify rows keep this rank's columns of the vocabulary.
+
+    Greedy acceptance then needs 8 bytes a row of the other ranks instead of their logits, and who
+    needs all columns gathers them (`dspark.host.worker`).
+    """
+
+    def __init__(self, config, group):
+        super().__init__(config, skip_all_gather=True)
+        self.group = group
+
+    def _get_logits(self, hidden_states, lm_head, logits_metadata, *args, **kwargs):
+        logits = super()._get_logits(hidden_states, lm_head, logits_metadata, *args, **kwargs)
+        if logits_metadata.forward_mode.is_target_verify():
+            return logits
+        return gather_vocab(logits, self.group)
+
+
 def tensor_parallel_group():
     """(rank, size, process group or None on one rank)."""
     group = get_tp_group()
@@ -79,7 +97,7 @@ class DeepseekV4ForCausalLM(nn.Module):
         self.rank, self.tp_size, self.group = tensor_parallel_group()
         self.device = torch.get_default_device()
         tuned.load(self.device)  # before any launch; the draft runs in this process too
-        self.logits_processor = LogitsProcessor(config)
+        self.logits_processor = ShardedLogits(config, self.group)
         self.capture_layers: frozenset[int] = frozenset()
         self.weights: TargetWeights
         self.embed_tokens: Embedding
