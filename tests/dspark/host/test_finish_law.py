@@ -1,8 +1,8 @@
 """Any combination of rules ends a request at the same token, in runs as one by one.
 
 The oracle feeds single tokens to SGLang's own tests, under a limit that is out of the way, and
-knows grammar and limit by itself. Grammars are real ones of xgrammar over a small vocabulary with
-tokens of several characters and halves of a character.
+knows grammar, end of the reasoning and limit by itself. Grammars are real ones of xgrammar over a
+small vocabulary with tokens of several characters and halves of a character.
 """
 
 from array import array
@@ -13,6 +13,7 @@ import xgrammar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sglang.srt.constrained import xgrammar_backend
+from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -22,6 +23,7 @@ from dspark.speculation.requests import BROKEN
 
 VOCABULARY = [b"<eos>", b"a", b"b", b"c", b"ab", b"bc", b"cab", b"\xc3", b"\xa9", b"a\xc3", b"<t>"]
 EOS, THINK_END = 0, 10
+END_OF_THOUGHT = (THINK_END, 1)  # a marker of several tokens, as with small vocabularies
 TEXT_TOKENS = range(1, len(VOCABULARY))
 
 
@@ -62,9 +64,11 @@ EXPRESSIONS = ["a[bc]a", "b{2}", "é.", "c$", "^ab"]
 class Case(NamedTuple):
     rules: dict
     regex: str | None
-    choices: list[int]  # what the target would choose, before a grammar has its say
+    # What the target would choose, before a grammar has its say; THINK_END stands for the marker.
+    choices: list[int]
     broken: int | None  # the place of a token that cannot be chosen
     runs: list[int]  # lengths of the accepted runs; the last repeats
+    thinking: bool | None = None  # a grammar waits for the end of the reasoning; None: no parser
 
 
 cases = st.builds(
@@ -82,6 +86,7 @@ cases = st.builds(
     choices=st.lists(st.integers(0, len(VOCABULARY) - 1), min_size=24, max_size=24),
     broken=st.none() | st.integers(0, 16),
     runs=st.lists(st.integers(1, 6), min_size=1, max_size=8),
+    thinking=st.none() | st.booleans(),
 )
 
 
@@ -98,13 +103,29 @@ def request(case) -> Req:
         req.grammar = xgrammar_backend.XGrammarGrammar(
             matcher(case), len(VOCABULARY), GRAMMARS[case.regex], None
         )
+        if case.thinking is not None:
+            req.grammar = ReasonerGrammarObject(req.grammar, list(END_OF_THOUGHT))
+            req.grammar.maybe_init_reasoning(case.thinking)
     return req
+
+
+def rule_of(case):
+    """Function (tokens so far) -> matcher of the case's grammar; None where it does not apply."""
+    rule, size = None if case.regex is None else matcher(case), len(END_OF_THOUGHT)
+
+    def applies(tokens):
+        ends = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
+        return None if case.thinking and END_OF_THOUGHT not in ends else rule
+
+    return applies
 
 
 def targets_tokens(case) -> list[int]:
     """The choices, each moved on to the next token that the grammar admits."""
-    tokens, rule = [], None if case.regex is None else matcher(case)
-    for choice in case.choices:
+    tokens, rule_at = [], rule_of(case)
+    choices = [t for c in case.choices for t in (END_OF_THOUGHT if c == THINK_END else (c,))]
+    for choice in choices:
+        rule = rule_at(tokens)
         if rule is not None and not rule.is_terminated():
             mask = xgrammar.allocate_token_bitmask(1, len(VOCABULARY))
             rule.fill_next_token_bitmask(mask)
@@ -124,11 +145,12 @@ def outcome(req):
 def expected(case):
     """One token after the other through SGLang's own rules."""
     req, limit = request(case), case.rules["max_new_tokens"]
-    rule, req.grammar = None if case.regex is None else matcher(case), None
+    rule_at, req.grammar = rule_of(case), None
     req.sampling_params.max_new_tokens = 1 << 30
     for place, token in enumerate(targets_tokens(case)):
         if token == BROKEN:
             return list(req.output_ids), "abort", place
+        rule = rule_at(req.output_ids)
         req.output_ids.append(token)
         req.update_reasoning_tokens(token, [THINK_END])
         if place < limit:  # a limit of 0 still yields a first token, which is not delivered
