@@ -24,8 +24,17 @@ async def check_body(original, request):
         from dspark.host.requests.rules import Outside
 
         model = served_model(get_global_state().tokenizer_manager)
+        endpoint = request.scope["endpoint"].__name__
+        # SGLang leaves it out at start if it cannot be imported, and then ends in an error.
+        if endpoint == "v1_responses_request" and not hasattr(
+            request.app.state, "openai_serving_responses"
+        ):
+            raise HTTPException(
+                status_code=400,
+                detail="/v1/responses is not served: the package openai-harmony is missing.",
+            )
         try:
-            door.check_body(request.scope["endpoint"].__name__, body, model)
+            door.check_body(endpoint, body, model)
         except Outside as fault:
             raise HTTPException(status_code=400, detail=str(fault)) from None
     return body

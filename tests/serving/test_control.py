@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
+from answers import ANSWERS
 from serving.prompts import prompt
 from serving.test_dspark_identity import FORCED, SPECULATE
 from serving.test_target_only import CHUNKED, wait_idle
@@ -127,12 +128,21 @@ def quiet(server):
 class Stream:
     """A request that is read event by event, in a thread of its own."""
 
-    def __init__(self, server, tokens: list[int], name: str = "", length: int = TOKENS, **extra):
+    def __init__(
+        self,
+        server,
+        tokens: list[int],
+        name: str = "",
+        length: int = TOKENS,
+        sampling: dict | None = None,
+        **extra,
+    ):
         self.events: list[dict] = []
+        greedy = {"temperature": 0, "ignore_eos": True, "max_new_tokens": length}
         self.body = extra | {
             "input_ids": tokens,
             "stream": True,
-            "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": length},
+            "sampling_params": greedy | (sampling or {}),
         }
         if name:
             self.body["rid"] = name
@@ -266,6 +276,17 @@ def test_scoring_beside_a_request(quiet, alone):
     assert answer.ok, answer.text
     assert [len(scores) for scores in answer.json()["scores"]] == [2, 2]
     assert stream.finish()["output_ids"] == alone[0]
+
+
+def test_texts_are_taken_apart_by_our_parsers(quiet):
+    body = {"text": ANSWERS["start and end"], "reasoning_parser": "deepseek-v4"}
+    answer = call(quiet, "/separate_reasoning", body).json()
+    assert (answer["reasoning_text"], answer["text"]) == ("abc def", "normal text")
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    body = {"text": ANSWERS["one call"], "tools": [tool], "tool_call_parser": "deepseekv4"}
+    answer = call(quiet, "/parse_function_call", body).json()
+    assert answer["normal_text"] == "I look it up."
+    assert [each["name"] for each in answer["calls"]] == ["weather"]
 
 
 def test_a_profile_is_taken_once(quiet, alone, tmp_path):

@@ -4,7 +4,12 @@ The trained checkpoint that ships with the package writes real text; grammars ma
 bigger model would, such as tool calls.
 """
 
+import functools
+import importlib.util
+import itertools
 import json
+import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import openai
@@ -80,6 +85,16 @@ CASES = {
     "max_completion_tokens": Case(
         {"messages": QUESTION, "temperature": 0, "max_completion_tokens": 7}
     ),
+    "seed": chat(temperature=0.9, seed=7),
+    "seed, n": chat(temperature=1.2, seed=7, n=3),
+    "seed, top_p, top_k and min_p": chat(
+        temperature=1, seed=8, top_p=0.9, extra_body={"top_k": 20, "min_p": 0.02}
+    ),
+    "completions, seed": Case(
+        {"prompt": ["def a", "class B"], "temperature": 1, "max_tokens": TOKENS, "seed": 3},
+        chat=False,
+    ),
+    "repetition penalty": chat(extra_body={"repetition_penalty": 1.3}),
     "frequency penalty": chat(frequency_penalty=1.2),
     "presence penalty": chat(presence_penalty=1.5),
     "logit bias": chat(logit_bias={"11": -50, "300": 4}),
@@ -88,6 +103,10 @@ CASES = {
             "type": "json_schema",
             "json_schema": {"name": "weather", "schema": WEATHER, "strict": True},
         }
+    ),
+    "regex": chat(extra_body={"regex": "[a-f]{3,9}(-[0-9]{2}){2}"}),
+    "grammar behind reasoning": chat(
+        extra_body={"chat_template_kwargs": {"thinking": True}, "regex": "[0-9]{4}"}
     ),
     "tool, required": chat(tools=[TOOL], tool_choice="required", max_tokens=300),
     "tool, named": chat(
@@ -188,18 +207,34 @@ def scores(choice) -> list[tuple[str, float]]:
     return list(zip(found.tokens, found.token_logprobs, strict=True))
 
 
+Asked = dict[str, Future[Answer]]
+
+
+def ask_all(client: openai.OpenAI, cases: dict[str, Case], stream: bool, **more: Any) -> Asked:
+    """All at once: an answer does not depend on who else is asking."""
+    with ThreadPoolExecutor(len(cases)) as threads:
+        return {
+            name: threads.submit(ask, client, case, stream, **more) for name, case in cases.items()
+        }
+
+
 @pytest.fixture(scope="module")
-def reference(client):
+def answers(client):
+    """Function (mode, stream) -> answers to CASES."""
+    return functools.cache(lambda mode, stream: ask_all(client(mode), CASES, stream))
+
+
+@pytest.fixture(scope="module")
+def reference(answers) -> dict[str, Answer]:
     """What target-only answers when it does not stream."""
-    target = client("target-only")
-    return {name: ask(target, case, stream=False) for name, case in CASES.items()}
+    return {name: job.result() for name, job in answers("target-only", False).items()}
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_every_way_gives_the_same_answer(client, reference, mode, name, stream):
-    assert ask(client(mode), CASES[name], stream) == reference[name]
+def test_every_way_gives_the_same_answer(answers, reference, mode, name, stream):
+    assert answers(mode, stream)[name].result() == reference[name]
 
 
 def test_the_answers_are_what_was_asked_for(reference):
@@ -217,8 +252,10 @@ def test_the_answers_are_what_was_asked_for(reference):
     assert only("chat").text.startswith(only("stop").text)
     assert reference["max_tokens"].tokens == 5
     assert reference["max_completion_tokens"].tokens == 7
-    for changed in ("frequency penalty", "presence penalty", "logit bias"):
+    for changed in ("seed", "frequency penalty", "presence penalty", "logit bias"):
         assert only(changed).text != only("chat").text
+    assert len({choice.text for choice in reference["seed, n"].choices}) == 3
+    assert re.fullmatch("[a-f]{3,9}(-[0-9]{2}){2}", only("regex").text)
     assert set(json.loads(only("json_schema").text)) == {"city", "tomorrow"}
     for name in ("tool, required", "tool, named"):
         ((function, arguments),) = only(name).calls[:1]
@@ -251,12 +288,11 @@ CUT = {
 
 class Written(NamedTuple):
     answer: Answer
-    prompt: list[int]
     ids: list[int]
 
 
 @pytest.fixture(scope="module")
-def written(client):
+def written(client) -> dict[str, Written]:
     """Each of CUT as target-only answers it, not streamed, and its token ids."""
     target = client("target-only")
     found = {}
@@ -265,33 +301,78 @@ def written(client):
         response = target.chat.completions.create(
             model="default", **case.wish | {"extra_body": extra}
         )
-        found[name] = whole(response), response.choices[0].token_ids
+        found[name] = Written(whole(response), response.choices[0].token_ids)
     return found
 
 
-@pytest.mark.parametrize("draft", ["oracle", "wrong@1", "wrong@2", "wrong@3", "wrong@4", "random"])
-@pytest.mark.parametrize("name", CUT)
-def test_steps_of_any_length_give_the_same_deltas(client, written, name, draft):
-    forced = {"draft": draft, "continuation": written[name].ids}
-    answer = ask(client("dspark"), CUT[name], stream=True, custom_params=forced)
-    assert answer == written[name].answer
+DEEP_DRAFTS = [
+    pytest.param(draft, marks=pytest.mark.deep) for draft in ("wrong@1", "wrong@3", "wrong@4")
+]
 
 
-@pytest.mark.parametrize("interval", [1, 3, 8])
-@pytest.mark.parametrize("draft", ["oracle", "wrong@2"])
-def test_events_end_between_characters(serving, written, interval, draft):
-    """The native endpoint chooses its interval by request; each event carries the text so far."""
+@pytest.mark.parametrize("draft", ["oracle", "wrong@2", "random", *DEEP_DRAFTS])
+def test_steps_of_any_length_give_the_same_deltas(client, written, draft):
+    dspark = client("dspark")
+    for name, case in CUT.items():
+        forced = {"draft": draft, "continuation": written[name].ids}
+        answer = ask(dspark, case, stream=True, custom_params=forced)
+        assert answer == written[name].answer, name
+
+
+@pytest.mark.parametrize(
+    ("interval", "draft"),
+    [
+        (5, "oracle"),  # steps of six: every fifth would hit what SGLang waits for
+        *(
+            pytest.param(interval, draft, marks=pytest.mark.deep)
+            for interval in (1, 3, 8)
+            for draft in ("oracle", "wrong@2")
+        ),
+    ],
+)
+def test_no_step_jumps_over_an_event(serving, interval, draft):
+    """Each event carries the text so far, and ends between characters."""
+    prompt, tokens = "Write a function that reads a file.", 200
+    sampling = {"regex": "[一-龥😀-🙏]{12}", "ignore_eos": False}
+    flags, env = MODES["target-only"]
+    truth = serving(flags, env, preset="embedded").generate(prompt, tokens, **sampling)
     flags, env = MODES["dspark"]
     server = serving(flags, env, preset="embedded")
-    answer, prompt, ids = written["Chinese and emoji"]
-    wish = CUT["Chinese and emoji"].wish
-    sampling = {
-        "regex": wish["extra_body"]["regex"],
+    sampling |= {
         "stream_interval": interval,
-        "custom_params": {"draft": draft, "continuation": ids},
-        "ignore_eos": False,
+        "custom_params": {"draft": draft, "continuation": truth.ids},
     }
-    texts = [event.text for event in server.stream(prompt, wish["max_tokens"], **sampling)]
-    assert texts[-1] == answer.choices[0].text
-    assert all(texts[-1].startswith(text) for text in texts)
-    assert len(texts) > 3
+    events = list(server.stream(prompt, tokens, **sampling))
+    counts = [event.meta["completion_tokens"] for event in events]
+    gaps = [end - start for start, end in itertools.pairwise(counts[:-1])]
+    assert all(gap >= interval for gap in gaps)
+    assert len(events) > 4
+    final = events[-1].text
+    assert final == truth.text
+    assert all(final.startswith(event.text) for event in events)
+
+
+def test_responses(client):
+    """Served where the package that SGLang needs for it is installed, and otherwise refused."""
+    wish = {
+        "model": "default",
+        "input": "Write a function that reads a file.",
+        "temperature": 0,
+        "max_output_tokens": 24,
+    }
+    texts = set()
+    for mode in MODES:
+        responses = client(mode).responses
+        if importlib.util.find_spec("openai_harmony") is None:
+            with pytest.raises(openai.BadRequestError, match="openai-harmony"):
+                responses.create(**wish)
+            continue
+        answer = responses.create(**wish)
+        events = list(responses.create(**wish, stream=True))
+        assert events[-1].type == "response.completed"
+        deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
+        assert "".join(deltas) == answer.output_text
+        assert answer.usage.output_tokens == 24
+        texts.add(answer.output_text)
+    assert len(texts) <= 1
+    assert "" not in texts
