@@ -17,6 +17,9 @@ import pytest
 from answers import ANSWERS
 from serving.test_dspark_identity import FORCED
 from serving.test_target_only import CHUNKED
+from transformers import AutoTokenizer
+
+from dspark import embedded
 
 MODES = {
     "target-only": (CHUNKED, ()),
@@ -24,7 +27,7 @@ MODES = {
     "dspark": ((*CHUNKED, "--speculative-algorithm", "dspark", "--stream-interval", "3"), FORCED),
 }
 QUESTION = [{"role": "user", "content": "Write a function that reads a file."}]
-TOKENS = 48
+TOKENS = 24
 GREEDY = {"temperature": 0, "max_tokens": TOKENS}
 WEATHER = {
     "type": "object",
@@ -350,6 +353,50 @@ def test_no_step_jumps_over_an_event(serving, interval, draft):
     final = events[-1].text
     assert final == truth.text
     assert all(final.startswith(event.text) for event in events)
+
+
+@pytest.fixture(scope="module")
+def native(serving):
+    """Servers of both modes, for requests past the client."""
+    return [serving(flags, env, preset="embedded") for flags, env in MODES.values()]
+
+
+def every_way(native, prompt: str, tokens: int, **sampling: Any) -> set[str]:
+    """Texts of both modes, whole and streamed, with drafts of the model and right ones."""
+    target, dspark = native
+    truth = target.generate(prompt, tokens, **sampling)
+    right = {"custom_params": {"draft": "oracle", "continuation": truth.ids}}
+    ways = [(target, {}), (dspark, {}), (dspark, right)]
+    return {truth.text} | {
+        text
+        for server, more in ways
+        for text in (
+            server.generate(prompt, tokens, **sampling, **more).text,
+            list(server.stream(prompt, tokens, **sampling, **more))[-1].text,
+        )
+    }
+
+
+def test_answers_that_end_inside_a_character(native):
+    """By the limit or by a stop token: the rest of the character is missing in every way alike."""
+    prompt = "Write a function."
+    rule = literally("🌧好é") | {"ignore_eos": False}
+    ids = native[0].generate(prompt, 40, **rule).ids
+    (whole,) = every_way(native, prompt, 40, **rule)
+    assert whole == "🌧好é"
+    for place, token in enumerate(ids[1:6], start=1):
+        (cut,) = every_way(native, prompt, place, **rule)
+        assert whole.startswith(cut.rstrip("\ufffd"))
+        if token not in ids[:place]:
+            (stopped,) = every_way(native, prompt, 40, **rule, stop_token_ids=[token])
+            assert whole.startswith(stopped.rstrip("\ufffd"))
+
+
+@pytest.mark.deep
+def test_bytes_that_never_become_a_character(native):
+    byte = AutoTokenizer.from_pretrained(embedded.checkpoint()).convert_tokens_to_ids("Ģ")  # 0x80
+    (text,) = every_way(native, "Write a function.", 3000, logit_bias={str(byte): 1000})
+    assert text == "\ufffd" * 3000
 
 
 def test_responses(client):
