@@ -188,7 +188,7 @@ def test_refused_while_requests_run(quiet, alone):
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-@pytest.mark.parametrize("events", [1, 4, 9])
+@pytest.mark.parametrize("events", [4, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 9))])
 def test_a_pause_keeps_every_token(quiet, alone, mode, events):
     """Also for a request that comes while the server is paused, and for one between its chunks."""
     streams = [Stream(quiet, p, return_logprob=True) for p in PROMPTS]
