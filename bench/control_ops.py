@@ -22,7 +22,17 @@ from dspark.kernels.linear import prepare_bf16
 from dspark.kernels.sampling import choose, cut_tails
 from dspark.kernels.schedule import schedule
 from dspark.kernels.state import c128_rollback, clear_pages, clear_slots
-from dspark.kernels.step import draft_meta, empty_draft_meta, empty_step_meta, step_meta
+from dspark.kernels.step import (
+    BatchRows,
+    BlockRows,
+    Bounds,
+    Rings,
+    Tables,
+    draft_meta,
+    empty_draft_meta,
+    empty_step_meta,
+    step_meta,
+)
 from dspark.kernels.tooling import sm89_on_sm90
 
 GAMMA, V, VOCAB, SHARD, RANK, HIDDEN = 5, 6, 129_280, 16_160, 256, 4096
@@ -49,31 +59,29 @@ def metadata_cases(requests: int, context: int, device: torch.device = CUDA) -> 
     pages = context // PAGE
     slots = requests + 1
     tokens = torch.arange(PAGE, (slots * pages + 1) * PAGE, device=device)
-    arguments: dict[str, Any] = {
-        "request_slot": torch.arange(1, slots, device=device),
-        "committed": torch.full((requests,), context - V, device=device),
-        "req_to_token": tokens.view(slots, -1).int(),
-        "full_to_swa": torch.arange((slots * pages + 1) * PAGE, device=device),
-        "window": 128,
-    }
-    bounds = {"max_pages": pages, "max_c128": 2 * pages}
-    step_out = empty_step_meta(
-        rows=requests * V, requests=requests, window=128, device=device, **bounds
+    request_slot = torch.arange(1, slots, device=device)
+    committed = torch.full((requests,), context - V, device=device)
+    tables = Tables(
+        tokens.view(slots, -1).int(), torch.arange((slots * pages + 1) * PAGE, device=device)
     )
-    draft_out = empty_draft_meta(requests=requests, gamma=GAMMA, window=128, device=device)
-    step = {
-        "row_len": torch.full((requests,), V, device=device),
-        "rows": requests * V,
-        "stride": V,
+    bounds = Bounds(128, max_pages=pages, max_c128=2 * pages)
+    total = requests * V
+    step: dict[str, Any] = {
+        "rows": BatchRows(request_slot, committed, torch.full_like(committed, V), total, V),
+        "tables": tables,
+        "bounds": bounds,
+        "rings": Rings(RING_C4, RING_C128),
         "store_all": True,
-        "ring_c4": RING_C4,
-        "ring_c128": RING_C128,
-        "out": step_out,
+        "out": empty_step_meta(total, requests, bounds, device=device),
     }
-    yield OpCase("step_meta verify", step_meta, [{**arguments, **bounds, **step}])
-    valid_from = torch.zeros(requests, dtype=torch.int64, device=device)
-    draft = {"gamma": GAMMA, "valid_from": valid_from, "out": draft_out}
-    yield OpCase("draft_meta", draft_meta, [{**arguments, **draft}])
+    yield OpCase("step_meta verify", step_meta, [step])
+    draft: dict[str, Any] = {
+        "rows": BlockRows(request_slot, committed, torch.zeros_like(committed), GAMMA),
+        "tables": tables,
+        "window": 128,
+        "out": empty_draft_meta(requests=requests, gamma=GAMMA, window=128, device=device),
+    }
+    yield OpCase("draft_meta", draft_meta, [draft])
 
 
 def sampling(requests: int, device: torch.device) -> dict[str, torch.Tensor]:

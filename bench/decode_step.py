@@ -21,7 +21,7 @@ from dspark.bench.environment import describe
 from dspark.bench.graph_time import median_time
 from dspark.bench.local_target import LocalTarget
 from dspark.kernels.compress import rows_fit_ring
-from dspark.kernels.step import step_meta
+from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
 from dspark.kernels.tooling.launch_counts import count_launches
 from dspark.target.caches import C128_PER_PAGE, PAGE_TOKENS
 from dspark.target.config import ModelConfig
@@ -66,19 +66,11 @@ def measure(weights: TargetWeights, config: ModelConfig, rows: int, context: int
 
     def step() -> torch.Tensor:
         meta = step_meta(
-            request_slot=slot,
-            committed=prefix,
-            row_len=length,
-            rows=rows,
-            req_to_token=model.req_to_token,
-            full_to_swa=model.full_to_swa,
-            window=config.sliding_window,
-            ring_c4=model.geometry.c4.ring,
-            ring_c128=model.geometry.c128.ring,
-            max_pages=model.max_pages,
-            max_c128=model.max_pages * C128_PER_PAGE,
+            BatchRows(slot, prefix, length, rows, rows),
+            Tables(model.req_to_token, model.full_to_swa),
+            Bounds(config.sliding_window, model.max_pages, model.max_pages * C128_PER_PAGE),
+            Rings(model.geometry.c4.ring, model.geometry.c128.ring),
             store_all=True,
-            stride=rows,
         )
         out = run_layers(
             embed_streams(weights.embed[ids]),

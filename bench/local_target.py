@@ -11,7 +11,7 @@ import torch
 from dspark.kernels.common.index_pages import KEYS, PACKED_STRIDE, WIDTH
 from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.compress import rows_fit_ring
-from dspark.kernels.step import StepMeta, step_meta
+from dspark.kernels.step import BatchRows, Bounds, Rings, StepMeta, Tables, step_meta
 from dspark.state import StateGeometry, StatePools
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
@@ -125,17 +125,15 @@ class LocalTarget:
 
     def meta(self, rows: list[Rows], store_all: bool) -> StepMeta:
         return step_meta(
-            request_slot=self.tensor([r.sequence + 1 for r in rows]),
-            committed=self.tensor([r.prefix for r in rows]),
-            row_len=self.tensor([len(r.tokens) for r in rows]),
-            rows=sum(len(r.tokens) for r in rows),
-            req_to_token=self.req_to_token,
-            full_to_swa=self.full_to_swa,
-            window=self.config.sliding_window,
-            ring_c4=self.geometry.c4.ring,
-            ring_c128=self.geometry.c128.ring,
-            max_pages=self.max_pages,
-            max_c128=self.max_pages * C128_PER_PAGE,
+            BatchRows(
+                self.tensor([r.sequence + 1 for r in rows]),
+                self.tensor([r.prefix for r in rows]),
+                self.tensor([len(r.tokens) for r in rows]),
+                sum(len(r.tokens) for r in rows),
+            ),
+            Tables(self.req_to_token, self.full_to_swa),
+            Bounds(self.config.sliding_window, self.max_pages, self.max_pages * C128_PER_PAGE),
+            Rings(self.geometry.c4.ring, self.geometry.c128.ring),
             store_all=store_all,
         )
 

@@ -31,7 +31,7 @@ from dspark.kernels.accept.reference import softmax
 from dspark.kernels.common import rng
 from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.linear import bf16_linear
-from dspark.kernels.step import draft_meta
+from dspark.kernels.step import BlockRows, Tables, draft_meta
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
 from dspark.target.draft import DraftForward, block_ids, inject, run_block
@@ -121,13 +121,14 @@ class Bench:
         gamma, sequences = self.dspark.block_size, len(texts.ids)
         ids = block_ids(texts.ids[:, at], gamma, self.dspark.noise_token_id)
         meta = draft_meta(
-            request_slot=1 + torch.arange(sequences),
-            committed=torch.full((sequences,), at),
-            gamma=gamma,
-            req_to_token=self.target.req_to_token,
-            full_to_swa=self.target.full_to_swa,
+            BlockRows(
+                1 + torch.arange(sequences),
+                torch.full((sequences,), at),
+                torch.zeros(sequences, dtype=torch.int64),
+                gamma,
+            ),
+            Tables(self.target.req_to_token, self.target.full_to_swa),
             window=self.config.sliding_window,
-            valid_from=torch.zeros(sequences, dtype=torch.int64),
         )
         head, embed = self.target.weights.head, self.target.weights.embed
         embedded = embed[ids].to(torch.bfloat16)

@@ -58,7 +58,9 @@ class Projected(NamedTuple):
 
 def window_rows(forward: Forward) -> WindowRows:
     meta = forward.meta
-    return WindowRows(meta.pos, meta.swa_loc, meta.swa_idx, meta.swa_len, forward.running)
+    return WindowRows(
+        meta.pos, meta.window_slot, meta.window_seen, meta.window_len, forward.running
+    )
 
 
 def attention(
@@ -167,11 +169,11 @@ def _entries_c128(
         meta.c128_plan,
         meta.c128_store,
         forward.rope.of(128),
-        meta.c128_loc,
+        meta.c128_entry,
         C128_PER_PAGE,
         config.rms_norm_eps,
     )
-    return SlotList(caches.compressed, C128_PER_PAGE, meta.c128_idx, meta.c128_len)
+    return SlotList(caches.compressed, C128_PER_PAGE, meta.c128_seen, meta.c128_len)
 
 
 def _entries_c4(
@@ -210,7 +212,7 @@ def _entries_c4(
         meta.c4_plan,
         meta.c4_store,
         rope,
-        meta.c4_loc,
+        meta.c4_entry,
         C4_PER_PAGE,
         config.rms_norm_eps,
         running=forward.running,

@@ -99,7 +99,7 @@ def run_block(
         group: tensor-parallel process group or None.
     """
     meta = forward.meta
-    rows = WindowRows(meta.pos, meta.swa_loc, meta.idx, meta.len, running=True)
+    rows = WindowRows(meta.pos, meta.window_slot, meta.seen, meta.length, running=True)
     sites: list[Site] = []
     for stage, cache in zip(w.blocks, forward.caches, strict=True):
 

@@ -5,7 +5,7 @@ from greedy_steps import greedy_request, judge
 
 from dspark.bench.local_target import LocalTarget, Rows
 from dspark.kernels.common.kv_pages import page_stride
-from dspark.kernels.step import draft_meta
+from dspark.kernels.step import BlockRows, Tables, draft_meta
 from dspark.speculation.commit import committed_slots
 from dspark.speculation.propose import DraftHead, Proposal, propose
 from dspark.speculation.requests import Requests
@@ -60,13 +60,9 @@ class Speculation:
         gamma = self.dspark.block_size
         ids = block_ids(requests.bonus, gamma, self.dspark.noise_token_id)
         meta = draft_meta(
-            request_slot=requests.slot,
-            committed=requests.committed,
-            gamma=gamma,
-            req_to_token=self.target.req_to_token,
-            full_to_swa=self.target.full_to_swa,
+            BlockRows(requests.slot, requests.committed, torch.zeros(1, dtype=torch.int64), gamma),
+            Tables(self.target.req_to_token, self.target.full_to_swa),
             window=self.config.sliding_window,
-            valid_from=torch.zeros(1, dtype=torch.int64),
         )
         w = self.target.weights
         embedded = w.embed[ids].to(self.dtype)

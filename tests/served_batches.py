@@ -75,7 +75,7 @@ class StandIns:
         return made
 
     def _target_worker(self) -> Any:
-        forward = SimpleNamespace(meta=SimpleNamespace(swa_loc=None, pos=None))
+        forward = SimpleNamespace(meta=SimpleNamespace(window_slot=None, pos=None))
         runner = SimpleNamespace(
             model_config=SimpleNamespace(context_len=TABLE),
             model=SimpleNamespace(get_input_embeddings=lambda: None, lm_head=None),

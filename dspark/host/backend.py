@@ -6,7 +6,6 @@ All metadata is computed on the device from `seq_lens`,
 """
 
 import logging
-from typing import NamedTuple
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -14,7 +13,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from dspark.host.pool_sizes import context_pages
 from dspark.host.pools import DSparkKVPool
 from dspark.kernels.compress import rows_fit_ring
-from dspark.kernels.step import step_meta
+from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.config import ModelConfig
 from dspark.target.forward import Forward, rope_tables
@@ -22,38 +21,27 @@ from dspark.target.forward import Forward, rope_tables
 logger = logging.getLogger(__name__)
 
 
-class BatchRows(NamedTuple):
-    """Which positions a forward runs. R requests; row r of request i is committed[i] + r."""
-
-    committed: torch.Tensor  # i64 [R] tokens whose state is stored already
-    run: torch.Tensor  # i64 [R] rows that count; 0 for a padded request
-    total: int  # rows launched, padded ones included
-    # Rows launched for each running request (decode: 1, verify: its width); None = prompts, whose
-    # rows are packed.
-    width: int | None
-
-
 def batch_rows(fb, rows_run: torch.Tensor) -> BatchRows:
     """Read the row layout of SGLang's batch (ForwardBatch or its graph-replay stand-in).
 
     rows_run: i64 [slots] rows that each request runs in a verify, at most its width.
     """
-    mode = fb.forward_mode
+    mode, slot = fb.forward_mode, fb.req_pool_indices
     # SGLang pads graph batches with request slot 0, which no request ever owns.
-    real = (fb.req_pool_indices > 0).to(torch.int64)
+    real = (slot > 0).to(torch.int64)
     seq_lens = fb.seq_lens.to(torch.int64)
     if mode.is_target_verify():
         width = fb.spec_info.draft_token_num
-        run = real * rows_run[fb.req_pool_indices].clamp(max=width)
-        return BatchRows(seq_lens, run, fb.batch_size * width, width)
+        run = real * rows_run[slot].clamp(max=width)
+        return BatchRows(slot, seq_lens, run, fb.batch_size * width, width)
     if mode.is_extend():
         return BatchRows(
+            slot,
             fb.extend_prefix_lens.to(torch.int64),
             fb.extend_seq_lens.to(torch.int64),
             fb.input_ids.shape[0],
-            None,
         )
-    return BatchRows(seq_lens - real, real, fb.batch_size, 1)
+    return BatchRows(slot, seq_lens - real, real, fb.batch_size, 1)
 
 
 class DSparkAttentionBackend(AttentionBackend):
@@ -130,19 +118,13 @@ class DSparkAttentionBackend(AttentionBackend):
         # Sizes that break this are refused at start.
         assert rows.width is None or rows_fit_ring(rows.width, geometry.c4.ring)
         meta = step_meta(
-            request_slot=fb.req_pool_indices,
-            committed=rows.committed,
-            row_len=rows.run,
-            rows=rows.total,
-            stride=rows.width,
-            req_to_token=self.req_to_token_pool.req_to_token,
-            full_to_swa=self.token_to_kv_pool.full_to_swa_index_mapping,
-            window=self.config.sliding_window,
-            ring_c4=geometry.c4.ring,
-            ring_c128=geometry.c128.ring,
-            max_pages=pages,
-            max_c128=pages * PAGE_TOKENS // 128,
-            page=PAGE_TOKENS,
+            rows,
+            Tables(
+                self.req_to_token_pool.req_to_token,
+                self.token_to_kv_pool.full_to_swa_index_mapping,
+            ),
+            Bounds(self.config.sliding_window, pages, pages * PAGE_TOKENS // 128, PAGE_TOKENS),
+            Rings(geometry.c4.ring, geometry.c128.ring),
             store_all=running,
         )
         return Forward(meta, running, self.rope, self.layer_caches)

@@ -5,7 +5,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
 from dspark.host.pool_sizes import context_pages
 from dspark.host.pools import WindowPool
-from dspark.kernels.step import draft_meta
+from dspark.kernels.step import BlockRows, Tables, draft_meta
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.config import ModelConfig
 from dspark.target.draft import DraftForward
@@ -40,13 +40,16 @@ class DraftAttentionBackend(AttentionBackend):
         slot = fb.req_pool_indices
         # SGLang pads graph batches with request slot 0, which no request ever owns.
         meta = draft_meta(
-            request_slot=torch.where(slot > 0, slot, -1),
-            committed=fb.seq_lens.to(torch.int64),
-            gamma=self.gamma,
-            req_to_token=self.req_to_token_pool.req_to_token,
-            full_to_swa=self.token_to_kv_pool.full_to_swa_index_mapping,
+            BlockRows(
+                torch.where(slot > 0, slot, -1),
+                fb.seq_lens.to(torch.int64),
+                torch.zeros_like(slot, dtype=torch.int64),
+                self.gamma,
+            ),
+            Tables(
+                self.req_to_token_pool.req_to_token, self.token_to_kv_pool.full_to_swa_index_mapping
+            ),
             window=self.config.sliding_window,
-            valid_from=torch.zeros_like(slot, dtype=torch.int64),
         )
         self.forward_metadata = DraftForward(meta, self.rope, self.layer_caches)
 

@@ -135,7 +135,7 @@ class DSparkWorker(BaseSpecWorker):
         if not batch.is_prefill_only:
             out.next_token_ids = self._first_tokens(batch, out.logits_output)
         meta = self.target_runner.attn_backend.forward_metadata.meta
-        self._show_draft(out.logits_output, meta.swa_loc, meta.pos)
+        self._show_draft(out.logits_output, meta.window_slot, meta.pos)
         out.new_seq_lens = batch.seq_lens
         out.next_draft_input = draft_input(out.next_token_ids.clamp(min=0), batch.seq_lens)
         if on_publish is not None:

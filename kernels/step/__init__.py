@@ -1,7 +1,7 @@
 """The addresses one forward needs, computed once and shared by all layers.
 
 Every tensor has a static shape; counts live on the device. Padded rows carry position 0,
-`row_req` -1, every location and index -1 and every length 0, so that writers skip them and
+`row_req` -1, every slot -1 and every length 0, so that writers skip them and
 readers see empty lists.
 """
 
@@ -9,11 +9,26 @@ from torch import Tensor
 
 from dspark.kernels.common.dispatch import op
 from dspark.kernels.step import reference
-from dspark.kernels.step.types import DraftMeta, StepMeta, empty_draft_meta, empty_step_meta
+from dspark.kernels.step.types import (
+    BatchRows,
+    BlockRows,
+    Bounds,
+    DraftMeta,
+    Rings,
+    StepMeta,
+    Tables,
+    empty_draft_meta,
+    empty_step_meta,
+)
 
 __all__ = [
+    "BatchRows",
+    "BlockRows",
+    "Bounds",
     "DraftMeta",
+    "Rings",
     "StepMeta",
+    "Tables",
     "draft_meta",
     "empty_draft_meta",
     "empty_step_meta",
@@ -21,35 +36,27 @@ __all__ = [
 ]
 
 
-def _step_fits(
-    request_slot: Tensor,
-    committed: Tensor,
-    row_len: Tensor,
-    rows: int,
-    stride: int | None,
-    page: int,
-    ring_c4: int,
-    ring_c128: int,
-) -> None:
-    _one_per_request(request_slot=request_slot, committed=committed, row_len=row_len)
-    if stride is not None and rows != request_slot.shape[0] * stride:
-        raise ValueError(f"{request_slot.shape[0]} requests of {stride} rows are not {rows} rows")
+def _step_fits(rows: BatchRows, bounds: Bounds, rings: Rings) -> None:
+    requests, width, page = rows.request_slot.shape[0], rows.width, bounds.page
+    _one_per_request(request_slot=rows.request_slot, committed=rows.committed, run=rows.run)
+    if width is not None and rows.total != requests * width:
+        raise ValueError(f"{requests} requests of {width} rows are not {rows.total} rows")
     if page % 128:
         raise ValueError(f"page must be a multiple of 128 tokens, got {page}")
-    if ring_c4 < 8 or ring_c4 % 4 or page % ring_c4:
+    if rings.c4 < 8 or rings.c4 % 4 or page % rings.c4:
         raise ValueError(
-            f"ring_c4 must be >= 8, a multiple of 4 and divide the page {page}, got {ring_c4}"
+            f"a C4 ring must be >= 8, a multiple of 4 and divide the page {page}, got {rings.c4}"
         )
-    if ring_c128 < 128:
-        raise ValueError(f"ring_c128 must be >= 128, got {ring_c128}")
+    if rings.c128 < 128:
+        raise ValueError(f"a C128 ring must be >= 128, got {rings.c128}")
 
 
-def _block_fits(
-    request_slot: Tensor, committed: Tensor, valid_from: Tensor, gamma: int, window: int
-) -> None:
-    if gamma < 1 or window < 1:
-        raise ValueError(f"draft_meta needs gamma and window >= 1, got {gamma} and {window}")
-    _one_per_request(request_slot=request_slot, committed=committed, valid_from=valid_from)
+def _block_fits(rows: BlockRows, window: int) -> None:
+    if rows.gamma < 1 or window < 1:
+        raise ValueError(f"draft_meta needs gamma and window >= 1, got {rows.gamma} and {window}")
+    _one_per_request(
+        request_slot=rows.request_slot, committed=rows.committed, valid_from=rows.valid_from
+    )
 
 
 def _one_per_request(**per_request: Tensor) -> None:

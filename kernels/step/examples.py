@@ -3,51 +3,42 @@
 import torch
 
 from dspark.kernels.step import kernel
+from dspark.kernels.step.types import BatchRows, BlockRows, Bounds, Rings, Tables
 from dspark.kernels.tooling.entries import Example, meta
 
 R, ROWS, SLOTS, TOKENS = 3, 18, 9, 4097
 
 
-def _step(stride: int | None, store_all: bool) -> None:
-    kernel.step_meta(
-        **_batch(),
-        row_len=meta(torch.int64, R),
-        rows=ROWS,
-        ring_c4=17,
-        ring_c128=137,
-        max_pages=17,
-        max_c128=33,
-        page=257,
-        store_all=store_all,
-        stride=stride,
-    )
+# Odd sizes throughout: none is part of the binary.
+TABLES = Tables(meta(torch.int32, SLOTS, TOKENS), meta(torch.int64, TOKENS))
+BOUNDS = Bounds(window=127, max_pages=17, max_c128=33, page=257)
+RINGS = Rings(c4=17, c128=137)
 
 
-def _batch() -> dict:
-    """Odd sizes throughout: none is part of the binary."""
-    return {
-        "request_slot": meta(torch.int64, R),
-        "committed": meta(torch.int64, R),
-        "req_to_token": meta(torch.int32, SLOTS, TOKENS),
-        "full_to_swa": meta(torch.int64, TOKENS),
-        "window": 127,
-    }
+def _per_request() -> torch.Tensor:
+    return meta(torch.int64, R)
+
+
+def _step(width: int | None, store_all: bool) -> None:
+    rows = BatchRows(_per_request(), _per_request(), _per_request(), ROWS, width)
+    kernel.step_meta(rows, TABLES, BOUNDS, RINGS, store_all=store_all)
 
 
 def _verify() -> None:
-    _step(stride=ROWS // R, store_all=True)
+    _step(width=ROWS // R, store_all=True)
 
 
 def _decode() -> None:
-    _step(stride=None, store_all=True)
+    _step(width=None, store_all=True)
 
 
 def _prefill() -> None:
-    _step(stride=None, store_all=False)
+    _step(width=None, store_all=False)
 
 
 def _draft() -> None:
-    kernel.draft_meta(**_batch(), gamma=5, valid_from=meta(torch.int64, R))
+    rows = BlockRows(_per_request(), _per_request(), _per_request(), gamma=5)
+    kernel.draft_meta(rows, TABLES, window=BOUNDS.window)
 
 
 EXAMPLES = [

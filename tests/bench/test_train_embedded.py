@@ -25,7 +25,7 @@ from dspark.bench.train_embedded.sinkhorn import sinkhorn
 from dspark.bench.train_embedded.target import logits, run_target
 from dspark.kernels.linear.reference import dequantise_fp8
 from dspark.kernels.moe.reference import dequantise_mxfp4
-from dspark.kernels.step import draft_meta
+from dspark.kernels.step import BlockRows, Tables, draft_meta
 from dspark.speculation import calibration
 from dspark.target.caches import LayerCaches
 from dspark.target.checkpoint.formats import encode_fp8, encode_mxfp4
@@ -117,13 +117,9 @@ def test_draft_forward_equals_the_served_draft(
     )  # fmt: skip
     caches = [LayerCaches(window=torch.full((3, 256 * 512), float("nan"))) for _ in weights.blocks]
     meta = draft_meta(
-        request_slot=torch.tensor([1]),
-        committed=torch.tensor([anchor]),
-        gamma=GAMMA,
-        req_to_token=target.req_to_token,
-        full_to_swa=target.full_to_swa,
+        BlockRows(torch.tensor([1]), torch.tensor([anchor]), torch.tensor([0]), GAMMA),
+        Tables(target.req_to_token, target.full_to_swa),
         window=config.sliding_window,
-        valid_from=torch.tensor([0]),
     )
     positions = torch.arange(anchor)
     loc = target.req_to_token[1, :anchor]

@@ -54,67 +54,66 @@ def captured(function):
 # --- step ---------------------------------------------------------------------------------------
 
 
-def step_problem(requests=8, slots=9, pages=16, seed=0):
+def step_problem(total=8 * V, width: int | None = V, requests=8, slots=9, pages=16, seed=0):
     generator = torch.Generator().manual_seed(seed)
     full = torch.randperm(slots * pages, generator=generator) + 1
-    swa = torch.randperm(slots * pages, generator=generator) + 1
+    window = torch.randperm(slots * pages, generator=generator) + 1
     token = torch.arange(PAGE)
-    req_to_token = (full.view(slots, pages, 1) * PAGE + token).view(slots, -1).int()
-    full_to_swa = torch.zeros((slots * pages + 1) * PAGE, dtype=torch.int64)
-    full_to_swa[full[:, None] * PAGE + token] = swa[:, None] * PAGE + token
+    token_slot = (full.view(slots, pages, 1) * PAGE + token).view(slots, -1).int()
+    window_slot = torch.zeros((slots * pages + 1) * PAGE, dtype=torch.int64)
+    window_slot[full[:, None] * PAGE + token] = window[:, None] * PAGE + token
+    rows = step.BatchRows(
+        torch.randperm(slots - 1, generator=generator)[:requests] + 1,
+        torch.randint(0, pages * PAGE - V, (requests,), generator=generator),
+        torch.randint(1, V + 1, (requests,), generator=generator),
+        total,
+        width,
+    )
     return {
-        "request_slot": torch.randperm(slots - 1, generator=generator)[:requests] + 1,
-        "committed": torch.randint(0, pages * PAGE - V, (requests,), generator=generator),
-        "row_len": torch.randint(1, V + 1, (requests,), generator=generator),
-        "req_to_token": req_to_token,
-        "full_to_swa": full_to_swa,
-        "window": 128,
-        "ring_c4": 16,
-        "ring_c128": 136,
-        "max_pages": pages,
-        "max_c128": pages * 2,
-        "page": PAGE,
+        "rows": rows,
+        "tables": step.Tables(token_slot, window_slot),
+        "bounds": step.Bounds(128, max_pages=pages, max_c128=pages * 2, page=PAGE),
+        "rings": step.Rings(16, 136),
+        "store_all": True,
     }
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_step_meta(device, seed):
-    problem = step_problem(seed=seed)
-    for stride, rows, store_all in ((V, 8 * V, True), (None, 50, True), (None, 48, False)):
-        arguments = {**problem, "rows": rows, "stride": stride, "store_all": store_all}
+    for width, total, store_all in ((V, 8 * V, True), (None, 50, True), (None, 48, False)):
+        arguments = {**step_problem(total, width, seed=seed), "store_all": store_all}
         want = step_reference.step_meta(**arguments)
         assert_equal(step.step_meta(**to(device, arguments)), want)
 
 
 def test_prefill_step_meta(device):
-    problem = step_problem(2)
-    problem["committed"], problem["row_len"] = torch.tensor([131, 0]), torch.tensor([2000, 1500])
-    arguments = {**problem, "rows": 3500, "stride": None, "store_all": False}
+    arguments = {**step_problem(3500, None, requests=2), "store_all": False}
+    first, lengths = torch.tensor([131, 0]), torch.tensor([2000, 1500])
+    arguments["rows"] = arguments["rows"]._replace(committed=first, run=lengths)
     want = step_reference.step_meta(**arguments)
     assert_equal(step.step_meta(**to(device, arguments)), want)
 
 
 def test_draft_meta(device):
     problem = step_problem()
-    arguments = {
-        **{k: problem[k] for k in ("request_slot", "committed", "req_to_token", "full_to_swa")},
-        "gamma": GAMMA,
-        "window": 128,
-        "valid_from": torch.arange(8) * 200,
-    }
-    arguments["request_slot"][3] = -1
+    request_slot, committed = problem["rows"][:2]
+    request_slot[3] = -1
+    rows = step.BlockRows(request_slot, committed, torch.arange(8) * 200, GAMMA)
+    arguments = {"rows": rows, "tables": problem["tables"], "window": 128}
     want = step_reference.draft_meta(**arguments)
     assert_equal(step.draft_meta(**to(device, arguments)), want)
 
 
 def test_step_meta_graph_replays_with_fewer_requests(device):
-    arguments = to(device, {**step_problem(), "rows": 8 * V, "stride": V, "store_all": True})
+    arguments = to(device, step_problem())
     graph, output = captured(lambda: step.step_meta(**arguments))
-    fewer = {**step_problem(seed=5), "rows": 8 * V, "stride": V, "store_all": True}
-    fewer["request_slot"][3:] = -1
-    fewer["row_len"][3:] = 0
-    for name in ("request_slot", "committed", "row_len", "req_to_token", "full_to_swa"):
-        arguments[name].copy_(fewer[name])
+    fewer = step_problem(seed=5)
+    fewer["rows"].request_slot[3:] = -1
+    fewer["rows"].run[3:] = 0
+    for name in ("rows", "tables"):
+        for value, other in zip(arguments[name], fewer[name], strict=True):
+            if isinstance(value, torch.Tensor):
+                value.copy_(other)
     graph.replay()
     assert_equal(output, step_reference.step_meta(**fewer))
 
@@ -384,8 +383,7 @@ def test_launches_of_one_control_step(device):
     """Schedule, greedy accept and rollback: one, two and one launches; metadata one each."""
     candidates, logits, _, lengths = to(device, accept_problem(8, vocab=16_384))
     pool = torch.ones(20, 9 * 136, 1024, device=device)
-    step_arguments = {**step_problem(), "rows": 48, "stride": V, "store_all": True}
-    step_arguments = to(device, step_arguments)
+    step_arguments = to(device, step_problem())
     budget = torch.tensor([7], dtype=torch.int32, device=device)
     slots = torch.arange(1, 9, device=device)
 

@@ -5,9 +5,20 @@ import dataclasses
 import pytest
 import torch
 
-from dspark.kernels.step import draft_meta, empty_draft_meta, empty_step_meta, step_meta
+from dspark.kernels.step import (
+    BatchRows,
+    BlockRows,
+    Bounds,
+    Rings,
+    Tables,
+    draft_meta,
+    empty_draft_meta,
+    empty_step_meta,
+    step_meta,
+)
 
 PAGE = 256
+BOUNDS = Bounds(window=128, max_pages=6, max_c128=12)
 
 
 @dataclasses.dataclass
@@ -26,52 +37,47 @@ class Batch:
         full = torch.randperm(slots * pages_a_slot, generator=generator) + 1
         swa = torch.randperm(slots * pages_a_slot, generator=generator) + 1
         token = torch.arange(PAGE)
-        self.req_to_token = torch.zeros(slots, pages_a_slot * PAGE, dtype=torch.int32)
-        self.full_to_swa = torch.zeros((slots * pages_a_slot + 1) * PAGE, dtype=torch.int64)
+        self.token_slot = torch.zeros(slots, pages_a_slot * PAGE, dtype=torch.int32)
+        self.window_slot = torch.zeros((slots * pages_a_slot + 1) * PAGE, dtype=torch.int64)
         for i, (f, s) in enumerate(zip(full.tolist(), swa.tolist(), strict=True)):
             slot, page = divmod(i, pages_a_slot)
-            self.req_to_token[slot, page * PAGE + token] = (f * PAGE + token).int()
-            self.full_to_swa[f * PAGE + token] = s * PAGE + token
+            self.token_slot[slot, page * PAGE + token] = (f * PAGE + token).int()
+            self.window_slot[f * PAGE + token] = s * PAGE + token
         locations = [
-            int(self.req_to_token[slot, prefix + r])
+            int(self.token_slot[slot, prefix + r])
             for slot, prefix, n in self.requests()
             if slot >= 0
             for r in range(n)
         ]
-        self.full_loc = torch.zeros(self.rows, dtype=torch.int64)
-        self.full_loc[: len(locations)] = torch.tensor(locations, dtype=torch.int64)
+        self.full_slot = torch.zeros(self.rows, dtype=torch.int64)
+        self.full_slot[: len(locations)] = torch.tensor(locations, dtype=torch.int64)
 
     def requests(self) -> list[tuple[int, int, int]]:
         return list(zip(self.request_slot, self.committed, self.row_len, strict=True))
 
-    def swa(self, slot: int, pos: int) -> int:
-        return int(self.full_to_swa[int(self.req_to_token[slot, pos])])
+    def window_of(self, slot: int, pos: int) -> int:
+        return int(self.window_slot[int(self.token_slot[slot, pos])])
 
-    def arguments(self) -> dict:
-        return {
-            "request_slot": torch.tensor(self.request_slot, dtype=torch.int64),
-            "committed": torch.tensor(self.committed, dtype=torch.int64),
-            "req_to_token": self.req_to_token,
-            "full_to_swa": self.full_to_swa,
-        }
+    def tables(self) -> Tables:
+        return Tables(self.token_slot, self.window_slot)
+
+    def batch_rows(self, width: int | None = None) -> BatchRows:
+        per_request = self.request_slot, self.committed, self.row_len
+        return BatchRows(*map(whole_numbers, per_request), self.rows, width)
+
+    def block(self, valid_from: list[int]) -> BlockRows:
+        per_request = self.request_slot, self.committed, valid_from
+        return BlockRows(*map(whole_numbers, per_request), gamma=5)
 
 
-def run(
-    batch: Batch, *, store_all: bool, window=128, ring_c4=16, ring_c128=136, stride=None, out=None
-):
-    return step_meta(
-        **batch.arguments(),
-        row_len=torch.tensor(batch.row_len, dtype=torch.int64),
-        rows=batch.rows,
-        window=window,
-        ring_c4=ring_c4,
-        ring_c128=ring_c128,
-        max_pages=6,
-        max_c128=12,
-        store_all=store_all,
-        stride=stride,
-        out=out,
-    )
+def whole_numbers(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def run(batch: Batch, *, store_all: bool, ring_c4=16, ring_c128=136, width=None, out=None):
+    rings = Rings(ring_c4, ring_c128)
+    rows = batch.batch_rows(width)
+    return step_meta(rows, batch.tables(), BOUNDS, rings, store_all=store_all, out=out)
 
 
 def must_store(pos: int, end: int, ratio: int) -> bool:
@@ -86,35 +92,35 @@ def check_against_oracle(batch, meta, *, store_all, window=128, ring_c4=16, ring
     for request, (slot, prefix, n) in enumerate(batch.requests()):
         tokens = prefix + n if slot >= 0 else 0
         pages = [
-            int(batch.req_to_token[slot, p * PAGE]) // PAGE if p * PAGE < tokens else -1
+            int(batch.token_slot[slot, p * PAGE]) // PAGE if p * PAGE < tokens else -1
             for p in range(6)
         ]
         assert meta.page_table[request].tolist() == pages
         if slot < 0:
             continue
         for r in range(n):
-            pos, full = prefix + r, int(batch.full_loc[row])
+            pos, full = prefix + r, int(batch.full_slot[row])
             window_positions = range(max(0, pos - window + 1), pos + 1)
-            window_slots = [batch.swa(slot, p) for p in window_positions]
+            window_slots = [batch.window_of(slot, p) for p in window_positions]
             assert meta.pos[row] == pos
             assert meta.row_req[row] == request
             assert meta.row_in_req[row] == r
-            assert meta.swa_loc[row] == batch.swa(slot, pos)
-            assert meta.c4_loc[row] == (full // 4 if pos % 4 == 3 else -1)
-            assert meta.c128_loc[row] == (full // 128 if pos % 128 == 127 else -1)
-            assert meta.swa_len[row] == len(window_slots)
-            assert meta.swa_idx[row].tolist() == window_slots + [-1] * (window - len(window_slots))
+            assert meta.window_slot[row] == batch.window_of(slot, pos)
+            assert meta.c4_entry[row] == (full // 4 if pos % 4 == 3 else -1)
+            assert meta.c128_entry[row] == (full // 128 if pos % 128 == 127 else -1)
+            assert meta.window_len[row] == len(window_slots)
+            assert meta.window_seen[row].tolist() == window_slots + [-1] * (
+                window - len(window_slots)
+            )
             assert meta.c4_len[row] == (pos + 1) // 4
-            entries = [
-                int(batch.req_to_token[slot, j * 128]) // 128 for j in range((pos + 1) // 128)
-            ]
+            entries = [int(batch.token_slot[slot, j * 128]) // 128 for j in range((pos + 1) // 128)]
             assert meta.c128_len[row] == len(entries)
-            assert meta.c128_idx[row].tolist() == entries + [-1] * (12 - len(entries))
+            assert meta.c128_seen[row].tolist() == entries + [-1] * (12 - len(entries))
 
             def c4_row(p, slot=slot):
                 if p < 0:
                     return -1
-                loc = batch.swa(slot, p)
+                loc = batch.window_of(slot, p)
                 return loc // PAGE * ring_c4 + loc % ring_c4
 
             assert meta.c4_plan[row].tolist() == [pos, c4_row(pos - 7), c4_row(pos - 3), r]
@@ -127,7 +133,7 @@ def check_against_oracle(batch, meta, *, store_all, window=128, ring_c4=16, ring
                 assert meta.c128_store[row] == slot * ring_c128 + pos % ring_c128
             row += 1
     for name, value in meta._asdict().items():
-        if name in ("pos", "row_in_req", "swa_len", "c4_len", "c128_len"):
+        if name in ("pos", "row_in_req", "window_len", "c4_len", "c128_len"):
             assert (value[row:] == 0).all(), name
         elif name in ("c4_plan", "c128_plan"):
             assert (value[row:, 1] == -1).all(), name
@@ -164,12 +170,12 @@ def test_prefill_rows_match_the_oracle(prefix, length):
 def test_stored_rows_of_a_straddling_verify():
     """Six rows at 126: C4 rows 94, 95, 80..83 of page 5, C128 rows 894..899 of slot 3."""
     batch = Batch([3], [126], [6], rows=6)
-    page = int(batch.full_to_swa[int(batch.req_to_token[3, 0])]) // PAGE
+    page = int(batch.window_slot[int(batch.token_slot[3, 0])]) // PAGE
     meta = run(batch, store_all=True, ring_c128=256)
     assert (meta.c4_store - (page - 5) * 16).tolist() == [94, 95, 80, 81, 82, 83]
     assert meta.c128_store.tolist() == [894, 895, 896, 897, 898, 899]
-    assert (meta.c4_loc >= 0).tolist() == [False, True, False, False, False, True]
-    assert (meta.c128_loc >= 0).tolist() == [False, True, False, False, False, False]
+    assert (meta.c4_entry >= 0).tolist() == [False, True, False, False, False, True]
+    assert (meta.c128_entry >= 0).tolist() == [False, True, False, False, False, False]
 
 
 def test_two_rows_of_one_ring_row_keep_the_highest_position():
@@ -189,19 +195,19 @@ def test_padded_requests_touch_nothing():
             assert torch.equal(getattr(want, name), getattr(got, name)), name
 
 
-def test_strided_rows_equal_packed_rows_with_gaps():
-    """Verify lengths 6, 1, 3 in a stride of 6: the gaps are padded, the rest is as if packed."""
+def test_rows_of_a_fixed_width_equal_packed_rows_with_gaps():
+    """Verify lengths 6, 1, 3 in a width of 6: the gaps are padded, the rest is as if packed."""
     packed = Batch([3, 1, 7], [126, 5, 252], [6, 1, 3], rows=10)
     strided = Batch([3, 1, 7], [126, 5, 252], [6, 1, 3], rows=18)
-    want, got = run(packed, store_all=True), run(strided, store_all=True, stride=6)
+    want, got = run(packed, store_all=True), run(strided, store_all=True, width=6)
     kept = torch.tensor([*range(6), 6, *range(12, 15)])
     gaps = torch.tensor([r for r in range(18) if r not in kept.tolist()])
     for name in want._fields:
         if name != "page_table":
             assert torch.equal(getattr(want, name), getattr(got, name)[kept]), name
     assert (got.row_req[gaps] == -1).all()
-    assert (got.swa_loc[gaps] == -1).all()
-    assert (got.swa_len[gaps] == 0).all()
+    assert (got.window_slot[gaps] == -1).all()
+    assert (got.window_len[gaps] == 0).all()
     assert (got.c4_store[gaps] == -1).all()
     assert torch.equal(want.page_table, got.page_table)
 
@@ -214,9 +220,7 @@ def test_no_requests_at_all():
 
 def test_out_is_written_in_place_with_the_declared_types():
     batch = Batch([3, 1], [126, 300], [6, 3], rows=10)
-    out = empty_step_meta(
-        rows=10, requests=2, window=128, max_pages=6, max_c128=12, device=torch.device("cpu")
-    )
+    out = empty_step_meta(10, 2, BOUNDS, device=torch.device("cpu"))
     want, got = run(batch, store_all=True), run(batch, store_all=True, out=out)
     assert got is out
     for name, a, b in zip(want._fields, want, got, strict=True):
@@ -227,32 +231,27 @@ def test_out_is_written_in_place_with_the_declared_types():
 def test_draft_list_is_window_then_block():
     batch = Batch([3, 1, -1, 2], [300, 4, 0, 140], [5, 5, 0, 5], rows=15)
     valid_from = [0, 2, 0, 256]  # the last request has no draft KV yet: the block sees only itself
-    meta = draft_meta(**batch.arguments(), gamma=5, window=128, valid_from=torch.tensor(valid_from))
+    meta = draft_meta(batch.block(valid_from), batch.tables(), window=128)
     for request, (slot, length, _) in enumerate(batch.requests()):
         rows = slice(request * 5, request * 5 + 5)
         if slot < 0:
-            assert (meta.idx[rows] == -1).all()
-            assert (meta.swa_loc[rows] == -1).all()
+            assert (meta.seen[rows] == -1).all()
+            assert (meta.window_slot[rows] == -1).all()
             assert (meta.pos[rows] == 0).all()
-            assert (meta.len[rows] == 0).all()
+            assert (meta.length[rows] == 0).all()
             continue
         first = min(max(valid_from[request], length - 128, 0), length)
-        keys = [batch.swa(slot, p) for p in range(first, length + 5)]
+        keys = [batch.window_of(slot, p) for p in range(first, length + 5)]
         assert meta.pos[rows].tolist() == list(range(length, length + 5))
-        assert meta.swa_loc[rows].tolist() == keys[-5:]
+        assert meta.window_slot[rows].tolist() == keys[-5:]
         for row in range(rows.start, rows.stop):
-            assert meta.len[row] == len(keys)
-            assert meta.idx[row].tolist() == keys + [-1] * (133 - len(keys))
+            assert meta.length[row] == len(keys)
+            assert meta.seen[row].tolist() == keys + [-1] * (133 - len(keys))
 
 
 def test_draft_out_is_written_in_place():
     batch = Batch([3, 1], [300, 4], [5, 5], rows=10)
-    arguments = {
-        **batch.arguments(),
-        "gamma": 5,
-        "window": 128,
-        "valid_from": torch.zeros(2).long(),
-    }
+    arguments = {"rows": batch.block([0, 0]), "tables": batch.tables(), "window": 128}
     out = empty_draft_meta(requests=2, gamma=5, window=128, device=torch.device("cpu"))
     want, got = draft_meta(**arguments), draft_meta(**arguments, out=out)
     assert got is out
@@ -262,8 +261,8 @@ def test_draft_out_is_written_in_place():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ring_c4": 6}, "ring_c4"),
-        ({"ring_c128": 127}, "ring_c128"),
+        ({"ring_c4": 6}, "C4 ring"),
+        ({"ring_c128": 127}, "C128 ring"),
     ],
 )
 def test_bad_rings_are_refused(change, message):

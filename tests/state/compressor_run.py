@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dspark.kernels.common.kv_pages import store_slots
 from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
-from dspark.kernels.step import StepMeta, step_meta
+from dspark.kernels.step import BatchRows, Bounds, Rings, StepMeta, Tables, step_meta
 
 PAGE = 256
 POSITIONS = 768
@@ -81,26 +81,19 @@ def forward(
     for k, page in enumerate(pages):
         req_to_token[slot, k * PAGE : (k + 1) * PAGE] = torch.arange(page * PAGE, (page + 1) * PAGE)
     meta = step_meta(
-        request_slot=torch.tensor([slot]),
-        committed=torch.tensor([start]),
-        row_len=torch.tensor([length]),
-        rows=length,
-        req_to_token=req_to_token,
-        full_to_swa=memory.full_to_swa,
-        window=128,
-        ring_c4=memory.ring_c4,
-        ring_c128=memory.ring_c128,
-        max_pages=POSITIONS // PAGE,
-        max_c128=POSITIONS // 128,
+        BatchRows(torch.tensor([slot]), torch.tensor([start]), torch.tensor([length]), length),
+        Tables(req_to_token, memory.full_to_swa),
+        Bounds(128, POSITIONS // PAGE, POSITIONS // 128),
+        Rings(memory.ring_c4, memory.ring_c128),
         store_all=store_all,
     )
-    store_slots(memory.window, PAGE, meta.swa_loc, rows.latent)
-    plan, store, loc = meta.c4_plan, meta.c4_store, meta.c4_loc
+    store_slots(memory.window, PAGE, meta.window_slot, rows.latent)
+    plan, store, loc = meta.c4_plan, meta.c4_store, meta.c4_entry
     latents = Stream(rows.c4, w.ape4, memory.c4_ring, w.norm, memory.c4)
     keys = Stream(rows.keys, w.ape4_keys, memory.keys_ring, w.norm_keys, memory.keys)
     c4_compress_pair(latents, keys, plan, store, w.cos_sin, loc, running=False)
     c128 = Stream(rows.c128, w.ape128, memory.c128_ring, w.norm, memory.c128)
-    c128_compress(c128, meta.c128_plan, meta.c128_store, w.cos_sin, meta.c128_loc)
+    c128_compress(c128, meta.c128_plan, meta.c128_store, w.cos_sin, meta.c128_entry)
     return meta
 
 

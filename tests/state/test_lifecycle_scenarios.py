@@ -15,7 +15,7 @@ from simulation.driver import operate
 from simulation.server import LOAD_STEPS, Request, Server, prompt
 from simulation.workload import Job, entries, serve
 
-from dspark.kernels.step import step_meta
+from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
 from dspark.state import StateGeometry, StateGeometryError, StateLifecycle
 
 BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
@@ -27,17 +27,10 @@ def verify_plan(start: int, length: int, ring_c128: int = 256):
     pos = torch.arange(768)
     req_to_token[3] = (5 + pos // 256) * 256 + pos % 256
     return step_meta(
-        request_slot=torch.tensor([3]),
-        committed=torch.tensor([start]),
-        row_len=torch.tensor([length]),
-        rows=length,
-        req_to_token=req_to_token,
-        full_to_swa=torch.arange(2048),
-        window=128,
-        ring_c4=16,
-        ring_c128=ring_c128,
-        max_pages=3,
-        max_c128=6,
+        BatchRows(torch.tensor([3]), torch.tensor([start]), torch.tensor([length]), length),
+        Tables(req_to_token, torch.arange(2048)),
+        Bounds(128, 3, 6),
+        Rings(16, ring_c128),
         store_all=True,
     )
 
@@ -108,8 +101,8 @@ def test_verify_across_128(commit):
     meta = verify_plan(126, 6)
     assert meta.c128_store.tolist() == [894, 895, 896, 897, 898, 899]
     assert meta.c4_store.tolist() == [94, 95, 80, 81, 82, 83]
-    assert closing(meta, meta.c4_loc) == [127, 131]
-    assert closing(meta, meta.c128_loc) == [127]
+    assert closing(meta, meta.c4_entry) == [127, 131]
+    assert closing(meta, meta.c128_entry) == [127]
     assert emptied(126, commit) == list(range(894 + commit, 900))
 
 
@@ -141,8 +134,8 @@ def test_verify_across_a_page():
     meta = verify_plan(254, 6)
     assert meta.c128_store.tolist() == [1022, 1023, 768, 769, 770, 771]
     assert meta.c4_store.tolist() == [94, 95, 96, 97, 98, 99]
-    assert closing(meta, meta.c128_loc) == [255]
-    assert meta.c128_loc[1] == 5 * 2 + 1
+    assert closing(meta, meta.c128_entry) == [255]
+    assert meta.c128_entry[1] == 5 * 2 + 1
     assert emptied(254, 2) == [768, 769, 770, 771]
 
 
@@ -493,23 +486,11 @@ def test_group_free_with_a_replacement_in_between(import_sglang):
 
 
 def test_verify_of_one_row_plans_what_decode_plans():
-    tables = {
-        "req_to_token": torch.arange(5 * 768, dtype=torch.int32).view(5, 768) % 2048,
-        "full_to_swa": torch.arange(2048),
-        "window": 128,
-        "ring_c4": 16,
-        "ring_c128": 136,
-        "max_pages": 3,
-        "max_c128": 6,
-        "store_all": True,
-    }
-    requests = {
-        "request_slot": torch.tensor([1, 3, 4]),
-        "committed": torch.tensor([127, 255, 300]),
-        "row_len": torch.tensor([1, 1, 1]),
-    }
-    decode = step_meta(rows=3, **requests, **tables)
-    verify = step_meta(rows=18, stride=6, **requests, **tables)
+    token_slots = torch.arange(5 * 768, dtype=torch.int32).view(5, 768) % 2048
+    memory = Tables(token_slots, torch.arange(2048)), Bounds(128, 3, 6), Rings(16, 136)
+    requests = torch.tensor([1, 3, 4]), torch.tensor([127, 255, 300]), torch.tensor([1, 1, 1])
+    decode = step_meta(BatchRows(*requests, 3), *memory, store_all=True)
+    verify = step_meta(BatchRows(*requests, 18, 6), *memory, store_all=True)
     for name, rows in decode._asdict().items():
         got = getattr(verify, name)
         assert torch.equal(rows, got if name == "page_table" else got[::6]), name

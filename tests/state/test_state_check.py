@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dspark.kernels.step import step_meta
+from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
 from dspark.state import StateGeometry, StateInvariantError, StateLifecycle, check
 
 SIZES = StateGeometry.for_model(
@@ -114,17 +114,10 @@ def plan(prefix, length, slot=3, pages=(5, 2, 4)):
     pos = torch.arange(768)
     req_to_token[slot] = torch.tensor(pages)[pos // 256] * 256 + pos % 256
     return step_meta(
-        request_slot=torch.tensor([slot]),
-        committed=torch.tensor([prefix]),
-        row_len=torch.tensor([length]),
-        rows=length + 1,
-        req_to_token=req_to_token,
-        full_to_swa=torch.arange(2048),
-        window=128,
-        ring_c4=C4,
-        ring_c128=C128,
-        max_pages=3,
-        max_c128=6,
+        BatchRows(torch.tensor([slot]), torch.tensor([prefix]), torch.tensor([length]), length + 1),
+        Tables(req_to_token, torch.arange(2048)),
+        Bounds(128, 3, 6),
+        Rings(C4, C128),
         store_all=True,
     )
 

@@ -12,7 +12,7 @@ from dspark.kernels.common.fp8 import decode_e8m0
 from dspark.kernels.draft import confidence, markov_block
 from dspark.kernels.linear import dequantise_fp8
 from dspark.kernels.moe.reference import dequantise_mxfp4
-from dspark.kernels.step import DraftMeta, draft_meta
+from dspark.kernels.step import BlockRows, DraftMeta, Tables, draft_meta
 from dspark.target.caches import LayerCaches
 from dspark.target.config import ModelConfig
 from dspark.target.draft import DraftForward, block_ids, inject, project, run_block
@@ -170,13 +170,14 @@ class Setup:
 
     def meta(self, length: int) -> DraftMeta:
         return draft_meta(
-            request_slot=torch.tensor([1]),
-            committed=torch.tensor([length]),
-            gamma=self.gamma,
-            req_to_token=self.table,
-            full_to_swa=self.full_to_swa,
+            BlockRows(
+                torch.tensor([1]),
+                torch.tensor([length]),
+                torch.zeros(1, dtype=torch.int64),
+                self.gamma,
+            ),
+            Tables(self.table, self.full_to_swa),
             window=128,
-            valid_from=torch.zeros(1, dtype=torch.int64),
         )
 
     def inject(self, captures, first=0, keep=None):

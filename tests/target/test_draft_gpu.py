@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dspark.kernels.common.kv_pages import page_stride
-from dspark.kernels.step import draft_meta
+from dspark.kernels.step import BlockRows, Tables, draft_meta
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
 from dspark.target.draft import DraftForward, block_ids, inject, run_block
@@ -56,13 +56,9 @@ class Served:
     def block(self):
         ids = block_ids(self.bonus, self.gamma, self.config.dspark.noise_token_id)
         meta = draft_meta(
-            request_slot=self.slot,
-            committed=self.length,
-            gamma=self.gamma,
-            req_to_token=self.table,
-            full_to_swa=self.full_to_swa,
+            BlockRows(self.slot, self.length, torch.zeros_like(self.length), self.gamma),
+            Tables(self.table, self.full_to_swa),
             window=self.config.sliding_window,
-            valid_from=torch.zeros_like(self.length),
         )
         return run_block(
             self.embed[ids],

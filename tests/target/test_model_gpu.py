@@ -83,22 +83,14 @@ def test_a_captured_decode_step_equals_the_eager_one(model_of, tokens):
     slots, one = torch.tensor([1, 2, 3], device="cuda"), torch.ones_like(prefix)
 
     def step():
-        from dspark.kernels.step import step_meta
+        from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
 
         meta = step_meta(
-            request_slot=slots,
-            committed=prefix,
-            row_len=one,
-            rows=3,
-            req_to_token=replayed.req_to_token,
-            full_to_swa=replayed.full_to_swa,
-            window=128,
-            ring_c4=replayed.geometry.c4.ring,
-            ring_c128=replayed.geometry.c128.ring,
-            max_pages=2,
-            max_c128=4,
+            BatchRows(slots, prefix, one, 3, 1),
+            Tables(replayed.req_to_token, replayed.full_to_swa),
+            Bounds(128, 2, 4),
+            Rings(replayed.geometry.c4.ring, replayed.geometry.c128.ring),
             store_all=True,
-            stride=1,
         )
         streams = embed_streams(replayed.weights.embed[ids])
         return run_layers(

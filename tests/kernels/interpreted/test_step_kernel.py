@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from dspark.kernels.step import draft_meta, reference, step_meta
+from dspark.kernels.step import (
+    BatchRows,
+    BlockRows,
+    Bounds,
+    Rings,
+    Tables,
+    draft_meta,
+    reference,
+    step_meta,
+)
 
 PAGE = 256
 
@@ -11,12 +20,12 @@ PAGE = 256
 def tables(slots=5, pages=4, seed=0):
     generator = torch.Generator().manual_seed(seed)
     full = torch.randperm(slots * pages, generator=generator) + 1
-    swa = torch.randperm(slots * pages, generator=generator) + 1
+    window = torch.randperm(slots * pages, generator=generator) + 1
     token = torch.arange(PAGE)
-    req_to_token = (full.view(slots, pages, 1) * PAGE + token).view(slots, -1).int()
-    full_to_swa = torch.zeros((slots * pages + 1) * PAGE, dtype=torch.int64)
-    full_to_swa[full[:, None] * PAGE + token] = swa[:, None] * PAGE + token
-    return {"req_to_token": req_to_token, "full_to_swa": full_to_swa}
+    token_slot = (full.view(slots, pages, 1) * PAGE + token).view(slots, -1).int()
+    window_slot = torch.zeros((slots * pages + 1) * PAGE, dtype=torch.int64)
+    window_slot[full[:, None] * PAGE + token] = window[:, None] * PAGE + token
+    return Tables(token_slot, window_slot)
 
 
 def assert_equal(got, want):
@@ -36,21 +45,14 @@ FORWARDS = {
 
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_step_meta(forward):
-    slots, prefix, lengths, rows, stride, store_all = FORWARDS[forward]
+    slots, prefix, lengths, rows, width, store_all = FORWARDS[forward]
+    per_request = (torch.tensor(values, dtype=torch.int64) for values in (slots, prefix, lengths))
     arguments = {
-        "request_slot": torch.tensor(slots, dtype=torch.int64),
-        "committed": torch.tensor(prefix, dtype=torch.int64),
-        "row_len": torch.tensor(lengths, dtype=torch.int64),
-        "rows": rows,
-        **tables(),
-        "window": 128,
-        "ring_c4": 8,
-        "ring_c128": 136,
-        "max_pages": 4,
-        "max_c128": 8,
-        "page": PAGE,
+        "rows": BatchRows(*per_request, rows, width),
+        "tables": tables(),
+        "bounds": Bounds(128, max_pages=4, max_c128=8, page=PAGE),
+        "rings": Rings(8, 136),
         "store_all": store_all,
-        "stride": stride,
     }
     assert_equal(step_meta(**arguments), reference.step_meta(**arguments))
 
@@ -59,30 +61,24 @@ def test_packed_rows_beyond_one_block_of_requests():
     lengths = torch.zeros(40, dtype=torch.int64)
     lengths[[3, 31, 32, 39]] = torch.tensor([2, 1, 3, 1])
     arguments = {
-        "request_slot": torch.arange(40) % 5,
-        "committed": torch.arange(40),
-        "row_len": lengths,
-        "rows": 8,
-        **tables(),
-        "window": 16,
-        "ring_c4": 16,
-        "ring_c128": 256,
-        "max_pages": 1,
-        "max_c128": 2,
-        "page": PAGE,
+        "rows": BatchRows(torch.arange(40) % 5, torch.arange(40), lengths, 8),
+        "tables": tables(),
+        "bounds": Bounds(16, max_pages=1, max_c128=2, page=PAGE),
+        "rings": Rings(16, 256),
         "store_all": True,
-        "stride": None,
     }
     assert_equal(step_meta(**arguments), reference.step_meta(**arguments))
 
 
 def test_draft_meta():
     arguments = {
-        "request_slot": torch.tensor([3, -1, 1, 2]),
-        "committed": torch.tensor([300, 9, 4, 140]),
-        "gamma": 3,
-        **tables(),
+        "rows": BlockRows(
+            torch.tensor([3, -1, 1, 2]),
+            torch.tensor([300, 9, 4, 140]),
+            torch.tensor([0, 0, 2, 256]),
+            gamma=3,
+        ),
+        "tables": tables(),
         "window": 128,
-        "valid_from": torch.tensor([0, 0, 2, 256]),
     }
     assert_equal(draft_meta(**arguments), reference.draft_meta(**arguments))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.kernels.step import StepMeta, step_meta
+from dspark.kernels.step import BatchRows, Bounds, Rings, StepMeta, Tables, step_meta
 from dspark.state import RingSpec, StateGeometry, StateLifecycle
 from dspark.state.check import empty_rows
 
@@ -152,17 +152,15 @@ class Device:
         pad = launch.padding
         lengths = [r.length for r in launch.rows]
         return step_meta(
-            request_slot=torch.tensor([r.slot for r in launch.rows] + [-1] * pad),
-            committed=torch.tensor(starts + [0] * pad),
-            row_len=torch.tensor(lengths + [0] * pad),
-            rows=sum(lengths) + pad,
-            req_to_token=launch.req_to_token,
-            full_to_swa=launch.full_to_swa,
-            window=128,
-            ring_c4=self.geometry.c4.ring,
-            ring_c128=self.geometry.c128.ring,
-            max_pages=MAX_PAGES,
-            max_c128=MAX_PAGES * 2,
+            BatchRows(
+                torch.tensor([r.slot for r in launch.rows] + [-1] * pad),
+                torch.tensor(starts + [0] * pad),
+                torch.tensor(lengths + [0] * pad),
+                sum(lengths) + pad,
+            ),
+            Tables(launch.req_to_token, launch.full_to_swa),
+            Bounds(128, MAX_PAGES, MAX_PAGES * 2),
+            Rings(self.geometry.c4.ring, self.geometry.c128.ring),
             store_all=launch.store_all,
         )
 
@@ -178,9 +176,9 @@ class Device:
         c128_rows = torch.where((c128_pos >= 0) & (base >= 0), base + c128_pos % ring, -1)
         sign = torch.tensor([-1.0] * 4 + [1.0] * 4)
         for kind, rows, loc, signs in (
-            ("c4", c4_rows, meta.c4_loc, sign),
-            ("idx", c4_rows, meta.c4_loc, sign),
-            ("c128", c128_rows, meta.c128_loc, torch.ones(128)),
+            ("c4", c4_rows, meta.c4_entry, sign),
+            ("idx", c4_rows, meta.c4_entry, sign),
+            ("c128", c128_rows, meta.c128_entry, torch.ones(128)),
         ):
             closing = (loc >= 0).nonzero().flatten()
             if len(closing):
