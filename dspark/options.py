@@ -83,7 +83,7 @@ OPTIONS = (
         None,
         "1",
         "refuse",
-        "start on a GPU other than compute capability 8.9",
+        "start on a GPU whose compute capability is refused, such as 8.6",
     ),
     Option(
         "DSPARK_KERNELS",

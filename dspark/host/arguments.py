@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dspark import options
 from dspark.errors import UsageError
-from dspark.host import config_file, memory_flags, start_log, tuned, warm_up
+from dspark.host import capabilities, config_file, memory_flags, start_log, tuned, warm_up
 from dspark.host.config_file import ARCHITECTURE, read_config
 from dspark.speculation.settings import Settings
 from dspark.target.caches import PAGE_TOKENS
@@ -21,9 +21,8 @@ from dspark.target.config import ConfigError, ModelConfig
 from dspark.target.sharding import check_tp
 
 MIN_POOL_TOKENS = 2 * PAGE_TOKENS
-ADA = (8, 9)
 LONGEST_BLOCK = 8  # drafts of a step: `compress.rows_fit_ring` of one row more, with a ring of 16
-ALLOW_ANY_GPU = "DSPARK_ALLOW_ANY_GPU"  # for tests on a GPU whose kernels are not tuned
+ALLOW_ANY_GPU = "DSPARK_ALLOW_ANY_GPU"  # for tests on a GPU that is refused
 
 
 class Unserved(NamedTuple):
@@ -303,16 +302,22 @@ def refuse_speculation(server_args, config: ModelConfig) -> None:
 
 
 def refuse_gpu() -> None:
-    """Kernels are written and measured for compute capability 8.9."""
+    """Refuse a GPU on which the kernels cannot run; warn of one on which none has run yet.
+
+    Raises:
+        UsageError: its compute capability is refused by `capabilities`.
+    """
     import torch
 
-    if os.environ.get(ALLOW_ANY_GPU) == "1":
-        return
     found = torch.cuda.get_device_capability()
-    if found != ADA:
+    said = capabilities.sentence(found)
+    if said is None:
+        return
+    if capabilities.look_up(found).standing is capabilities.Standing.COMPILED:
+        print(f"dspark: {said}; check its outputs.", file=sys.stderr, flush=True)
+    elif os.environ.get(ALLOW_ANY_GPU) != "1":
         raise UsageError(
-            f"this GPU has compute capability {found[0]}.{found[1]}, but sglang-dspark supports "
-            f"{ADA[0]}.{ADA[1]} (Ada) only; set {ALLOW_ANY_GPU}=1 to try anyway."
+            f"{said}; {capabilities.served()} are served ({ALLOW_ANY_GPU}=1 tries anyway)."
         )
 
 

@@ -2,10 +2,12 @@
 
     python -m dspark.kernels.tooling.aot --check          # all entries; --fast: one per kernel
     python -m dspark.kernels.tooling.aot --update         # rewrite the golden resource table
+    python -m dspark.kernels.tooling.aot --check --capability 120    # for another architecture
 
 An entry fails when it needs more shared memory than an Ada block can have, spills registers
 although it is hot, uses an instruction Ada lacks, lost the tensor-core instruction it should
-have, or uses other resources than the golden table says.
+have, or uses other resources than the golden table says. The table is of sm_89; an entry that is
+compiled for another architecture may spill, and must otherwise keep within what Ada allows.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -26,9 +29,10 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from dspark.kernels.common.dispatch import settle_compiler
-from dspark.kernels.tooling.entries import TARGET, AotEntry, aot_entries
+from dspark.kernels.tooling.entries import ADA, AotEntry, aot_entries, target
 
 settle_compiler()
+CAPABILITIES = (ADA, 90, 120)
 MAX_SHARED_BYTES = 101_376  # per block on sm_89
 GOLDEN = Path(__file__).with_name("aot_resources.json")
 # Hopper and Blackwell instructions that ptxas would reject or an Ada card could not run.
@@ -48,8 +52,8 @@ class Build(NamedTuple):
     problems: list[str]  # one sentence each, empty when all checks pass
 
 
-def build(entry: AotEntry) -> Build:
-    """Compile one entry for sm_89 and apply every check but the golden table."""
+def build(entry: AotEntry, capability: int = ADA) -> Build:
+    """Compile one entry for this capability and apply every check but the golden table."""
     arguments = entry.fn.arg_names
     signature = {
         name: "constexpr" if name in entry.constexprs else entry.signature[name]
@@ -62,26 +66,28 @@ def build(entry: AotEntry) -> Build:
     }
     source = ASTSource(entry.fn, signature, dict(entry.constexprs), attributes)
     options = {"num_warps": entry.num_warps, "num_stages": entry.num_stages}
-    compiled = triton.compile(source, target=TARGET, options=options)
+    compiled = triton.compile(source, target=target(capability), options=options)
     ptx = compiled.asm["ptx"]
-    registers, spill = registers_and_spill(ptx)
+    registers, spill = registers_and_spill(ptx, capability)
     resources = Resources(compiled.metadata.shared, registers, spill)
-    problems = problems_of(entry, ptx, resources)
+    problems = problems_of(entry, ptx, resources, capability)
     if compiled.metadata.enable_fp_fusion:
         problems.append("may contract products, so that a row's bits change with its place")
     return Build(resources, problems)
 
 
-def problems_of(entry: AotEntry, ptx: str, resources: Resources) -> list[str]:
+def problems_of(
+    entry: AotEntry, ptx: str, resources: Resources, capability: int = ADA
+) -> list[str]:
     problems = []
     if resources.shared > MAX_SHARED_BYTES:
         problems.append(
             f"needs {resources.shared} B of shared memory, sm_89 has {MAX_SHARED_BYTES}"
         )
-    if entry.hot and resources.spill:
+    if capability == ADA and entry.hot and resources.spill:  # elsewhere it costs time, no bit
         problems.append(f"is hot and spills {resources.spill} B")
-    if not re.search(r"^\.target sm_89\b", ptx, re.MULTILINE):
-        problems.append("is not code for sm_89")
+    if not re.search(rf"^\.target {architecture(capability)}\b", ptx, re.MULTILINE):
+        problems.append(f"is not code for {architecture(capability)}")
     problems += [f"uses {word}, which Ada lacks" for word in FORBIDDEN if word in ptx]
     if "e4m3x2.f16x2" in ptx:
         problems.append(
@@ -92,15 +98,20 @@ def problems_of(entry: AotEntry, ptx: str, resources: Resources) -> list[str]:
     return problems
 
 
-def registers_and_spill(ptx: str) -> tuple[int, int]:
+def architecture(capability: int) -> str:
+    """As PTX and ptxas name it; from Hopper on Triton takes the instructions of one chip alone."""
+    return f"sm_{capability}{'a' if capability >= 90 else ''}"
+
+
+def registers_and_spill(ptx: str, capability: int) -> tuple[int, int]:
     """Registers a thread and bytes of spill stores, as ptxas reports them."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(ptx)
         command = [
-            get_ptxas(89).path,
+            get_ptxas(capability).path,
             "-v",
-            "--gpu-name=sm_89",
+            f"--gpu-name={architecture(capability)}",
             str(source),
             "-o",
             str(Path(folder, "kernel.cubin")),
@@ -121,27 +132,27 @@ def first_of_each_kernel(entries: Iterable[AotEntry]) -> list[AotEntry]:
     return list(chosen.values())
 
 
-def build_all(entries: Sequence[AotEntry], jobs: int) -> dict[str, Build]:
+def build_all(entries: Sequence[AotEntry], jobs: int, capability: int = ADA) -> dict[str, Build]:
     """Builds by name. Worker processes are forked, so they inherit the imported kernels."""
     if jobs == 1:
-        return {entry.name: _build_or_explain(entry) for entry in entries}
+        return {entry.name: _build_or_explain(entry, capability) for entry in entries}
     global _pending
     _pending = entries
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-        builds = pool.map(_build_pending, range(len(entries)))
+        builds = pool.map(_build_pending, range(len(entries)), repeat(capability))
         return {entry.name: result for entry, result in zip(entries, builds, strict=True)}
 
 
 _pending: Sequence[AotEntry] = ()  # kernels cannot be pickled: forked workers look them up here
 
 
-def _build_pending(index: int) -> Build:
-    return _build_or_explain(_pending[index])
+def _build_pending(index: int, capability: int) -> Build:
+    return _build_or_explain(_pending[index], capability)
 
 
-def _build_or_explain(entry: AotEntry) -> Build:
+def _build_or_explain(entry: AotEntry, capability: int) -> Build:
     try:
-        return build(entry)
+        return build(entry, capability)
     except Exception as error:
         reason = str(error).strip().splitlines() or [repr(error)]
         return Build(Resources(0, 0, 0), [f"does not compile: {reason[-1]}"])
@@ -174,15 +185,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     action.add_argument("--update", action="store_true", help="rewrite the golden table")
     parser.add_argument("--fast", action="store_true", help="with --check: one entry per kernel")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--capability", type=int, choices=CAPABILITIES, default=ADA)
     parser.add_argument("--family", help="only this family, e.g. attention")
     options = parser.parse_args(argv)
     if options.update and options.fast:
         parser.error("--update needs every entry, so it cannot be combined with --fast")
+    if options.update and options.capability != ADA:
+        parser.error(f"--update: the golden table is of {architecture(ADA)}")
 
     entries = aot_entries(options.family)
     if options.fast:
         entries = first_of_each_kernel(entries)
-    built = build_all(entries, options.jobs)
+    built = build_all(entries, options.jobs, options.capability)
     for name, result in built.items():
         shared, registers, spill = result.resources
         print(f"{name:48} {shared:7} B shared {registers:4} registers {spill:5} B spilled")
@@ -195,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             table |= {n: v for n, v in kept if not n.startswith(f"{options.family}.")}
         content = {"triton": triton.__version__, "entries": dict(sorted(table.items()))}
         GOLDEN.write_text(json.dumps(content, indent=1) + "\n")
-    else:
+    elif options.capability == ADA:
         failures += drift(built, _golden(), every_entry=not (options.fast or options.family))
     for line in failures:
         print(f"FAIL {line}", file=sys.stderr)

@@ -18,7 +18,11 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from dspark.kernels.common.launch_table import FAMILIES
 
-TARGET = GPUTarget("cuda", 89, 32)
+ADA = 89
+
+
+def target(capability: int = ADA) -> GPUTarget:
+    return GPUTarget("cuda", capability, 32)
 
 
 class Example(NamedTuple):
@@ -113,7 +117,7 @@ def _entry(family: str, example: Example) -> AotEntry:
 
 def _launch(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
     """As JITFunction.run sees its arguments."""
-    backend = make_backend(TARGET)
+    backend = make_backend(target())
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialisation, _ = bind(*args, **kwargs)
     types = dict(zip(bound, specialisation, strict=True))

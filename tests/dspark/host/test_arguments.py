@@ -139,15 +139,35 @@ def test_online_compression_is_refused_by_its_variable(monkeypatch):
         arguments.refuse(server_args(), TINY)
 
 
-def test_other_gpus_are_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    with pytest.raises(UsageError, match=r"capability 9\.0"):
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ((8, 6), r"8\.6 \(RTX 3090, A40\), which has no instruction that converts to FP8; 8\.9, "),
+        ((8, 0), r"8\.0 \(A100\), which has no instruction that converts to FP8"),
+        ((7, 5), r"7\.5, which no kernel of this package has been compiled for; 8\.9, 9\.0 and 12"),
+        ((10, 0), r"10\.0, which no kernel of this package"),
+    ],
+)
+def test_other_gpus_are_refused_with_the_reason(monkeypatch, found, said):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: found)
+    with pytest.raises(UsageError, match=f"capability {said}") as refused:
         arguments.refuse_gpu()
+    assert str(refused.value).endswith("are served (DSPARK_ALLOW_ANY_GPU=1 tries anyway).")
     monkeypatch.setenv(arguments.ALLOW_ANY_GPU, "1")
     arguments.refuse_gpu()
-    monkeypatch.delenv(arguments.ALLOW_ANY_GPU)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+
+
+def test_gpus_that_are_served_without_or_with_a_warning(monkeypatch, capsys):
+    for found in ((8, 9), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=found: found)
+        arguments.refuse_gpu()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
     arguments.refuse_gpu()
+    assert capsys.readouterr().err == (
+        "dspark: this GPU has compute capability 12.0 (RTX 5090, RTX PRO 6000), which every kernel "
+        "compiles for, but none has run on; check its outputs.\n"
+    )
 
 
 def test_defaults_fill_only_what_was_left_out(monkeypatch, tmp_path):

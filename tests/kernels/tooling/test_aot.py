@@ -67,6 +67,19 @@ def test_good_kernels_pass():
     assert aot.build(square(32, 4)).problems == []
 
 
+@pytest.mark.parametrize("capability", aot.CAPABILITIES)
+def test_an_entry_compiles_for_every_capability_that_is_served(capability):
+    result = aot.build(square(32, 4), capability)
+    assert result.problems == []
+    assert result.resources.registers > 0
+
+
+def test_code_for_another_capability_is_told_apart():
+    fits = aot.Resources(shared=0, registers=9, spill=0)
+    found = aot.problems_of(square(32, 4), ".target sm_89\n mma.sync", fits, 120)
+    assert found == ["is not code for sm_120a"]
+
+
 def test_the_checks_see_each_defect():
     good = ".target sm_89\n mma.sync.aligned"
     fits = aot.Resources(shared=aot.MAX_SHARED_BYTES, registers=255, spill=0)
@@ -120,6 +133,17 @@ def test_update_of_a_subset_is_refused(capsys):
     with pytest.raises(SystemExit):
         aot.main(["--update", "--fast"])
     assert "every entry" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        aot.main(["--update", "--capability", "120"])
+    assert "the golden table is of sm_89" in capsys.readouterr().err
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("capability", ["90", "120"])
+def test_every_kernel_compiles_for_the_others(capability, capsys):
+    """Spilled registers cost time on a card that is not tuned for, nothing else."""
+    status = aot.main(["--check", "--capability", capability])
+    assert status == 0, capsys.readouterr().err
 
 
 @pytest.mark.deep
