@@ -15,6 +15,10 @@ install_if_cpu()
 
 COMMANDS = {
     "serve": ("dspark.host.launch:main", "start the SGLang server; takes every launch_server flag"),
+    "plan": (
+        "dspark.commands.plan:main",
+        "say what given cards would hold, how fast a step would be, and the flags for it",
+    ),
     "make-checkpoint": (
         "dspark.target.checkpoint.make:main",
         "write a small checkpoint in the official format",
