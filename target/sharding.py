@@ -75,16 +75,22 @@ def split_axis(name: str) -> int | None:
     return SPLIT_AXIS.get(local.removesuffix(".weight").removesuffix(".scale"))
 
 
-def shard(name: str, tensor: torch.Tensor, table: Table, rank: Rank) -> torch.Tensor:
-    """View of the part of `tensor` that this rank keeps."""
+def part_of(name: str, table: Table, rank: Rank) -> tuple[slice, ...]:
+    """The rows, and of a matrix the columns, that this rank keeps of a tensor."""
     module, _, leaf = name.rpartition(".")
+    part = [slice(0, length) for length in table[name].shape]
     axis = split_axis(name)
     if axis is None or rank.size == 1:
-        return tensor
+        return tuple(part)
     if leaf == "scale" and table[f"{module}.weight"].dtype == "F8_E4M3":
         # A rank's columns may start inside a block; they then all lie in that block.
-        part = rank.part(table[f"{module}.weight"].shape[axis])
-        part = slice(part.start // FP8_BLOCK, -(-part.stop // FP8_BLOCK))
+        of_weight = rank.part(table[f"{module}.weight"].shape[axis])
+        part[axis] = slice(of_weight.start // FP8_BLOCK, -(-of_weight.stop // FP8_BLOCK))
     else:
-        part = rank.part(tensor.shape[axis])
-    return tensor[part] if axis == ROWS else tensor[:, part]
+        part[axis] = rank.part(table[name].shape[axis])
+    return tuple(part)
+
+
+def part_bytes(name: str, table: Table, rank: Rank) -> int:
+    lengths = [part.stop - part.start for part in part_of(name, table, rank)]
+    return table[name]._replace(shape=tuple(lengths)).nbytes

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from dspark.kernels.hyper import HyperSite, prepare_hyper
 from dspark.kernels.linear import Bf16Weight, Fp8Weight, prepare_bf16, prepare_fp8
@@ -20,7 +19,7 @@ from dspark.target.checkpoint.names import (
     target_tensors,
 )
 from dspark.target.checkpoint.reader import Checkpoint, CheckpointError
-from dspark.target.collect import NamedTensors, Parts, collect_blocks
+from dspark.target.collect import Parts, collect_blocks
 from dspark.target.config import ModelConfig
 from dspark.target.sharding import Rank, check_tp
 
@@ -115,29 +114,13 @@ def load_target(
         ConfigError: `tp_size` ranks cannot split this model.
     """
     checkpoint = _open(source)
-    Ledger(target_tensors(config)).expect(filter(_is_target, checkpoint.shard_of))
-    return load_target_from_iterator(
-        checkpoint.tensors(_is_target), config, tp_rank, tp_size, device
-    )
-
-
-def load_target_from_iterator(
-    tensors: NamedTensors,
-    config: ModelConfig,
-    tp_rank: int = 0,
-    tp_size: int = 1,
-    device: torch.device | str = "cpu",
-) -> TargetWeights:
-    """Load one rank's target from (name, tensor) pairs in any order; `mtp.*` is skipped.
-
-    Raises: as `load_target`.
-    """
     check_tp(config, tp_size)
+    table = target_tensors(config)
+    Ledger(table).expect(filter(_is_target, checkpoint.shard_of))
     rank = Rank(tp_rank, tp_size, torch.device(device))
-    target_only = (pair for pair in tensors if _is_target(pair[0]))
     blocks: dict[str, BlockWeights] = {}
     for prefix, parts in collect_blocks(
-        target_only, target_tensors(config), rank, config.n_routed_experts
+        checkpoint.stored(_is_target), table, rank, config.n_routed_experts, "target"
     ):
         if prefix == "":
             top = parts
@@ -177,15 +160,9 @@ def load_draft(
     Ledger(table).expect(filter(_is_draft, checkpoint.shard_of))
     rank = Rank(tp_rank, tp_size, torch.device(device))
     blocks, extras = {}, {}
-    # SGLang shows the target's shards as they load; this is the draft's part of the wait.
-    arriving = tqdm(
-        checkpoint.tensors(_is_draft),
-        desc="Loading the draft",
-        unit="tensor",
-        total=len(table),
-        disable=tp_rank > 0,
-    )
-    for prefix, parts in collect_blocks(arriving, table, rank, config.n_routed_experts):
+    for prefix, parts in collect_blocks(
+        checkpoint.stored(_is_draft), table, rank, config.n_routed_experts, "draft"
+    ):
         blocks[prefix] = _block(prefix, parts, 0, False, config)
         extras[prefix] = parts
     stages = [f"mtp.{i}." for i in range(require_dspark(config).stages)]

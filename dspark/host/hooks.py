@@ -61,6 +61,20 @@ def check_prompt(original, manager, obj, input_ids):
         door.check_processor(obj.custom_logit_processor)
 
 
+def hand_over_directory(original, loader, source):
+    """DefaultModelLoader._get_weights_iterator would read every tensor whole in every rank.
+
+    SGLang finds, downloads and verifies the files; our models read what they need of them, and are
+    given the directory in place of tensors.
+    """
+    if not is_ours():
+        return original(loader, source)
+    directory, _, _ = loader._prepare_weights(
+        source.model_or_path, source.revision, source.fall_back_to_pt
+    )
+    return iter([(directory, None)])
+
+
 def build_request_slots(original, configurator, **kwargs):
     from sglang.srt.configs.model_config import is_deepseek_v4
 
@@ -512,3 +526,51 @@ def empty_rows_as_tensors(
     if no_copy_to_cpu and is_ours():
         values = [logprobs.new_empty(0) if isinstance(row, list) else row for row in values]
     return values, tokens
+
+
+def watch_ranks(original, engine, server_args, port_args, run_scheduler_process_func):
+    """Engine._launch_scheduler_processes: they are watched before they have loaded anything."""
+    started = original(engine, server_args, port_args, run_scheduler_process_func)
+    _, processes = started
+    if processes is not None and arguments.is_deepseek_v4(server_args):
+        from dspark.host import rank_watch
+
+        rank_watch.begin(processes, server_args.node_rank * len(processes))
+    return started
+
+
+def blame_before_giving_up(original, *args):
+    """Where SGLang learns that a rank has failed while the server starts."""
+    from dspark.host import rank_watch
+
+    try:
+        return original(*args)
+    except RuntimeError:
+        rank_watch.blame()
+        raise
+
+
+def blame_before_ending(original, handler, signum=None, frame=None):
+    """Where SGLang learns that a rank has failed while the server runs."""
+    from dspark.host import rank_watch
+
+    rank_watch.blame()
+    return original(handler, signum, frame)
+
+
+def watch_no_rank_twice(original, watchdog):
+    """SubprocessWatchdog.start: the ranks are ours to watch, the rest is SGLang's."""
+    from dspark.host import rank_watch
+
+    if rank_watch.is_of_server(watchdog):
+        rank_watch.leave_ranks_out(watchdog)
+    return original(watchdog)
+
+
+def stop_watching(original, watchdog):
+    """SubprocessWatchdog.stop: SGLang calls it before it ends its own processes."""
+    from dspark.host import rank_watch
+
+    if rank_watch.is_of_server(watchdog):
+        rank_watch.stop()
+    return original(watchdog)

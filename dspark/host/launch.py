@@ -114,8 +114,11 @@ def main(argv: list[str]) -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    from dspark.host import rank_watch
+
     server_args = prepare_server_args(argv)
     try:
         run_server(server_args)
     finally:
+        rank_watch.stop()
         kill_process_tree(os.getpid(), include_parent=False)

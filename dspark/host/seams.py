@@ -42,6 +42,9 @@ class Seam(NamedTuple):
 KVC = "mem_cache.kv_cache_configurator.KVCacheConfigurator"
 REQUEST_POOL = "mem_cache.memory_pool.ReqToTokenPool"
 MANAGER = "managers.tokenizer_manager.TokenizerManager"
+SIGNALS = "managers.tokenizer_manager.SignalHandler"
+WATCHDOG = "utils.watchdog.SubprocessWatchdog"
+LOADER = "model_loader.loader.DefaultModelLoader"
 CHAT = "entrypoints.openai.serving_chat.OpenAIServingChat"
 ENGINE = "entrypoints.engine.Engine"
 STREAMER = "managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
@@ -168,6 +171,20 @@ SEAMS = (
     ),
     Seam("parser.reasoning_parser.ReasoningParser.DetectorMap", Use.TABLE),
     Seam("environ.envs.SGLANG_FORWARD_UNKNOWN_TOOLS", Use.CALL),
+    # Ranks that die (launcher process).
+    Seam(
+        "entrypoints.engine.Engine._launch_scheduler_processes",
+        Use.HOOK,
+        ("server_args", "port_args", "run_scheduler_process_func"),
+    ),
+    Seam(
+        "entrypoints.engine._wait_for_scheduler_ready",
+        Use.HOOK,
+        ("scheduler_pipe_readers", "scheduler_procs"),
+    ),
+    Seam(f"{SIGNALS}.running_phase_sigquit_handler", Use.HOOK, ("self", "signum", "frame")),
+    Seam(f"{WATCHDOG}.start", Use.HOOK, ("self",)),
+    Seam(f"{WATCHDOG}.stop", Use.HOOK, ("self",)),
     # Memory (worker process).
     Seam(
         f"{KVC}._build_default_req_pool",
@@ -244,6 +261,12 @@ SEAMS = (
     Seam(f"{PAGED_ALLOCATOR}._release_page_ids", Use.BASE, ("page_ids",)),
     Seam(f"{PAGED_ALLOCATOR}.clear", Use.BASE),
     # Model and attention (worker process).
+    Seam(f"{LOADER}._get_weights_iterator", Use.HOOK, ("self", "source")),
+    Seam(
+        f"{LOADER}._prepare_weights",
+        Use.CALL,
+        ("model_name_or_path", "revision", "fall_back_to_pt"),
+    ),
     Seam("layers.attention.attention_registry.ATTENTION_BACKENDS", Use.TABLE),
     Seam("models.registry.ModelRegistry.register", Use.CALL, ("package_name", "overwrite")),
     Seam("models.registry.ModelRegistry.resolve_model_cls", Use.CALL, ("architectures",)),
@@ -528,7 +551,7 @@ SEAMS = (
     Seam("managers.io_struct.SetInternalStateReq", Use.CALL, ("server_args",)),
     Seam("utils.is_cpu", Use.CALL),
     Seam("utils.get_num_new_pages", Use.CALL, ("seq_lens", "page_size", "prefix_lens", "decode")),
-    Seam("utils.kill_process_tree", Use.CALL, ("parent_pid", "include_parent")),
+    Seam("utils.kill_process_tree", Use.CALL, ("parent_pid", "include_parent", "wait_timeout")),
     Seam("runtime_context.get_exec", Use.CALL),
     Seam("runtime_context.get_server_args", Use.CALL),
     Seam("runtime_context.get_schedule", Use.CALL),

@@ -3,11 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import torch
-
-from dspark.target.checkpoint.formats import E8M0_NAN
 from dspark.target.checkpoint.names import TORCH_DTYPE, Table
-from dspark.target.checkpoint.reader import CheckpointError
+from dspark.target.checkpoint.reader import CheckpointError, Stored
 
 
 class LoadReport(NamedTuple):
@@ -34,29 +31,27 @@ class Ledger:
             self._require_known(name)
         self._require_all(present)
 
-    def enter(self, name: str, tensor: torch.Tensor) -> None:
+    def enter(self, stored: Stored) -> None:
         """Check one tensor off.
 
         Raises:
-            CheckpointError: it is not expected, already seen, of another dtype or shape, or an
-                E8M0 scale contains NaN (byte 255).
+            CheckpointError: it is not expected, already seen, or of another dtype or shape.
         """
+        name, found = stored.name, stored.spec
         self._require_known(name)
         spec = self._table[name]
         if name in self._seen:
             raise CheckpointError(f"Tensor {name} occurs twice in the checkpoint.")
-        if tensor.dtype != TORCH_DTYPE[spec.dtype]:
+        if found.dtype != spec.dtype:
             raise CheckpointError(
                 f"Tensor {name} must be {TORCH_DTYPE[spec.dtype]}, "
-                f"the checkpoint has {tensor.dtype}."
+                f"the checkpoint has {TORCH_DTYPE.get(found.dtype, found.dtype)}."
             )
-        if tuple(tensor.shape) != spec.shape:
+        if found.shape != spec.shape:
             raise CheckpointError(
                 f"Tensor {name} must have shape {list(spec.shape)}, "
-                f"the checkpoint has {list(tensor.shape)}."
+                f"the checkpoint has {list(found.shape)}."
             )
-        if spec.dtype == "F8_E8M0" and (tensor.view(torch.uint8) == E8M0_NAN).any():
-            raise CheckpointError(f"Tensor {name} contains scale byte 255, which is NaN.")
         self._seen.add(name)
         self._nbytes += spec.nbytes
 

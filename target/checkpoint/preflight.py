@@ -10,7 +10,7 @@ from dspark.target.checkpoint.names import (
     draft_tensors,
     target_tensors,
 )
-from dspark.target.checkpoint.reader import Checkpoint, CheckpointError, read_header
+from dspark.target.checkpoint.reader import Checkpoint, CheckpointError, read_header, spec_of
 from dspark.target.config import ModelConfig
 
 
@@ -31,8 +31,8 @@ def check_headers(directory: str | Path, config: ModelConfig, draft: bool) -> in
     checkpoint = Checkpoint(directory)
     present: dict[str, TensorSpec] = {}
     for shard in sorted(set(checkpoint.shard_of.values())):
-        for name, entry in read_header(checkpoint.directory / shard).items():
-            present[name] = TensorSpec(entry["dtype"], tuple(entry["shape"]))
+        for name, entry in read_header(checkpoint.directory / shard).entries.items():
+            present[name] = spec_of(entry)
     table = target_tensors(config)
     if draft:
         check_draft(config, present)

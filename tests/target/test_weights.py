@@ -15,7 +15,7 @@ from dspark.target.checkpoint.names import draft_tensors, target_tensors
 from dspark.target.checkpoint.reader import Checkpoint, CheckpointError
 from dspark.target.config import ConfigError, ModelConfig
 from dspark.target.sharding import check_tp
-from dspark.target.weights import load_draft, load_target, load_target_from_iterator
+from dspark.target.weights import load_draft, load_target
 
 INDEX = "model.safetensors.index.json"
 TINY = ModelConfig.from_hf(presets.tiny())
@@ -176,10 +176,19 @@ def test_load_order_does_not_matter(copy, weights, seed):
     assert_same(draft, draft_again)
 
 
-def test_loading_from_pairs_in_any_order_skips_the_draft(tiny_directory, weights):
-    pairs = list(Checkpoint(tiny_directory).tensors(lambda _: True))
-    assert any(name.startswith("mtp.") for name, _ in pairs)
-    assert_same(weights, load_target_from_iterator(reversed(pairs), TINY))
+class Edited(Checkpoint):
+    """A checkpoint whose tensors arrive as `edit` makes it of their list."""
+
+    def __init__(self, directory, edit):
+        super().__init__(directory)
+        self.edit = edit
+
+    def stored(self, wanted):
+        return iter(self.edit(list(super().stored(wanted))))
+
+
+def test_the_order_of_arrival_does_not_matter(tiny_directory, weights):
+    assert_same(weights, load_target(Edited(tiny_directory, reversed), TINY))
 
 
 def test_loaded_weights_outlive_the_files(copy):
@@ -425,14 +434,17 @@ def test_missing_or_garbled_files_are_named(copy, tmp_path):
         Checkpoint(copy)
 
 
-def test_pairs_that_repeat_are_refused_and_missing_ones_named(tiny_directory):
-    pairs = list(Checkpoint(tiny_directory).tensors(lambda n: not n.startswith("mtp.")))
-    with pytest.raises(CheckpointError, match=rf"Tensor {pairs[0][0]} occurs twice"):
-        load_target_from_iterator([*pairs, pairs[0]], TINY)
-    with pytest.raises(CheckpointError, match=rf"has no tensor {pairs[-1][0]}\."):
-        load_target_from_iterator(pairs[:-1], TINY)
+def test_tensors_that_repeat_are_refused_and_missing_ones_named(tiny_directory):
+    def load(edit):
+        return load_target(Edited(tiny_directory, edit), TINY)
+
+    names = [stored.name for stored in Checkpoint(tiny_directory).stored(target_tensors(TINY).get)]
+    with pytest.raises(CheckpointError, match=rf"Tensor {names[0]} occurs twice"):
+        load(lambda found: [*found, found[0]])
+    with pytest.raises(CheckpointError, match=rf"has no tensor {names[-1]}\."):
+        load(lambda found: found[:-1])
     with pytest.raises(CheckpointError, match=r"Tensor visual\.patch does not belong"):
-        load_target_from_iterator([*pairs, ("visual.patch", torch.zeros(1))], TINY)
+        load(lambda found: [*found, found[0]._replace(name="visual.patch")])
 
 
 def test_hash_table_with_an_expert_that_does_not_exist(copy):

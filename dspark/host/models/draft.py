@@ -19,8 +19,7 @@ class DeepseekV4ForCausalLMDSpark(nn.Module):
 
     def __init__(self, config, quant_config=None, prefix: str = ""):
         super().__init__()
-        self.path = draft_directory()
-        self.config = ModelConfig.from_checkpoint(self.path)
+        self.config = ModelConfig.from_checkpoint(draft_directory())
         assert self.config.dspark is not None
         self.num_stages = self.config.dspark.stages  # SGLang sizes the draft pool by it
         self.rank, self.tp_size, self.group = tensor_parallel_group()
@@ -29,13 +28,16 @@ class DeepseekV4ForCausalLMDSpark(nn.Module):
         self.embed_tokens: Embedding
         self.lm_head: LmHead
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load the `mtp.*` shards; SGLang's iterator would read the whole checkpoint again.
+    def load_weights(self, weights: Iterable[tuple[str, None]]) -> None:
+        """Load the `mtp.*` tensors.
+
+        weights: the directory, once (`hooks.hand_over_directory`).
 
         Raises:
             CheckpointError: a tensor is missing, unknown, repeated, or of wrong shape or type.
         """
-        self.weights = load_draft(self.path, self.config, self.rank, self.tp_size, self.device)
+        ((directory, _),) = weights
+        self.weights = load_draft(directory, self.config, self.rank, self.tp_size, self.device)
 
     def attach_shared_modules(self, embed_tokens: Embedding, lm_head: LmHead) -> None:
         """Use the target's embedding and head."""
@@ -66,7 +68,7 @@ class DeepseekV4ForCausalLMDSpark(nn.Module):
 
 
 def draft_directory() -> str:
-    """Local directory of the draft checkpoint; SGLang has downloaded it by now if it is remote."""
+    """Local directory of the draft checkpoint; SGLang has read its config.json by now."""
     from sglang.srt.runtime_context import get_server_args
 
     args = get_server_args()

@@ -14,7 +14,7 @@ from dspark.kernels.collective import gather_vocab, tp_sum
 from dspark.kernels.linear import Bf16Weight, bf16_linear
 from dspark.target.config import ModelConfig
 from dspark.target.model import embed_streams, run_layers
-from dspark.target.weights import TargetWeights, load_target_from_iterator
+from dspark.target.weights import TargetWeights, load_target
 
 
 class LmHeadMethod:
@@ -103,14 +103,17 @@ class DeepseekV4ForCausalLM(nn.Module):
         self.embed_tokens: Embedding
         self.lm_head: LmHead
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, None]]) -> None:
         """Take every target tensor of the checkpoint exactly once; `mtp.*` belongs to the draft.
+
+        weights: the directory, once (`hooks.hand_over_directory`).
 
         Raises:
             CheckpointError: a tensor is missing, unknown, repeated, or of wrong shape or type.
         """
-        self.weights = load_target_from_iterator(
-            weights, self.config, self.rank, self.tp_size, device=self.device
+        ((directory, _),) = weights
+        self.weights = load_target(
+            directory, self.config, self.rank, self.tp_size, device=self.device
         )
         shard = self.weights.embed.shape[0]
         self.embed_tokens = Embedding(self.weights.embed, self.rank * shard, self.group)
