@@ -90,12 +90,12 @@ def test_a_rank_reads_a_share_of_what_is_split_and_all_of_the_rest(directory, ta
 
 
 def test_an_eighth_of_flash_and_what_every_rank_needs():
-    """Of 155 GiB a rank of eight reads 21; at most a hundredth of the checkpoint is replicated."""
+    """Of 155 GiB a rank of eight reads 20; at most a hundredth of the checkpoint is replicated."""
     table = checkpoint_tensors(ModelConfig.from_hf(presets.flash()))
     total = total_bytes(table)
     ranks = [sum(part_bytes(n, table, Rank(r, 8, CPU)) for n in table) for r in range(8)]
     assert total >> 30 == 155
-    assert {share >> 30 for share in ranks} == {21}
+    assert {share >> 30 for share in ranks} == {20}
 
 
 @given(st.data())
