@@ -15,7 +15,7 @@ from dspark.state.errors import PageError
 from dspark.state.pools import StatePools
 from dspark.state.slots import SlotTable
 from dspark.state.tags import RowTags
-from dspark.state.upload import IndexUpload
+from dspark.state.upload import Upload
 
 
 class PageClearer:
@@ -27,7 +27,7 @@ class PageClearer:
         self._tags = tags
         self.allocator: Any = None  # whoever keeps the free window pages and reports releases
         self._device = pools.tensors["c4"].device
-        self._upload = IndexUpload(pools.geometry.slots, self._device)
+        self._upload = Upload(4 * pools.geometry.slots, self._device)
         self._pending: list[Tensor] = []
         self._forward_stream: torch.cuda.Stream | None = None
 
@@ -94,7 +94,7 @@ class PageClearer:
             self._tags.cleared_pages(pages)
 
     def _clear_slots(self, slots: list[int]) -> None:
-        on_device = self._upload(slots)
+        on_device = self._upload(torch.tensor(slots, dtype=torch.int32))
         clear_slots(self._pools.tensors["c128"], on_device, ring=self._pools.geometry.c128.ring)
         if self._tags is not None:
             self._tags.cleared_slots(slots)

@@ -33,6 +33,7 @@ from dspark.speculation.penalties import Penalties, is_penalised
 from dspark.speculation.propose import DraftHead, Proposal, propose, with_bonus
 from dspark.speculation.requests import BROKEN, Requests
 from dspark.speculation.settings import Settings
+from dspark.state.upload import Upload
 from dspark.target.draft import block_ids
 
 
@@ -91,6 +92,7 @@ class DSparkWorker(BaseSpecWorker):
         super().alloc_memory_pool(**pools)
         slots = self.target_runner.req_to_token_pool.req_to_token.shape[0]
         self.row = torch.arange(self.verify_width, device=self.device)
+        self.upload = Upload(8 * slots, torch.device(self.device))
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self.seeded = torch.zeros(slots, dtype=torch.bool, device=self.device)
         self.penalties: Penalties | None = None  # built when the first request asks for one
@@ -177,19 +179,18 @@ class DSparkWorker(BaseSpecWorker):
 
     def _admit(self, batch) -> None:
         """Set the slots of these requests up; a chunk of a long prompt does it again."""
-        slots = batch.req_pool_indices_cpu.tolist()
         slot = batch.req_pool_indices
         seeds = sampling_info.seeds_of(batch.reqs, self._target_worker.random_seed)
-        self.seeds[slot] = seeds.to(self.device)
+        self.seeds[slot] = self.upload(seeds)
         seeded = [req.sampling_params.sampling_seed is not None for req in batch.reqs]
-        self.seeded[slot] = torch.tensor(seeded).to(self.device)
+        self.seeded[slot] = self.upload(torch.tensor(seeded))
         self.scheduler.admit(slot)
         if self.penalties is None and _any_penalised(batch):
             self.penalties = Penalties(len(self.seeds), self.vocab, self.device)
         if self.penalties is not None:
-            self.penalties.admit(slots, batch.reqs)
+            self.penalties.admit(slot, batch.reqs)
         if self.forced is not None:
-            self.forced.admit(slots, batch.reqs)
+            self.forced.admit(batch.req_pool_indices_cpu.tolist(), batch.reqs)
 
     def _first_tokens(self, batch, logits_output) -> torch.Tensor:
         """i64 [R] token after each prompt; -1 where the target gave no usable distribution."""

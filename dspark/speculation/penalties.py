@@ -6,11 +6,14 @@ late. Penalties count output tokens only, as SGLang's do, and are added up in th
 that a verify row gives the bits of the decode step it stands for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from dspark.state.upload import Upload
+
+UPLOAD_BYTES = 1 << 16  # at a time: settings of all requests of a prompt batch, or 8,192 tokens
 NEUTRAL = (0.0, 0.0, 1.0, 0)  # frequency, presence, repetition, min_new_tokens
 
 
@@ -46,7 +49,7 @@ class Penalties:
     """Penalty state of all request slots. S slots (0 is padding), N tokens in the vocabulary."""
 
     def __init__(self, slots: int, vocab: int, device: torch.device | str):
-        self.device = torch.device(device)
+        self._upload = Upload(UPLOAD_BYTES, torch.device(device))
         self.frequency_sum = torch.zeros(slots, vocab, device=device)  # added up token by token
         self.seen = torch.zeros(slots, vocab, dtype=torch.bool, device=device)
         self.held_back = torch.zeros(slots, vocab, dtype=torch.bool, device=device)  # stop tokens
@@ -56,27 +59,34 @@ class Penalties:
         self.min_new = torch.zeros(slots, dtype=torch.int64, device=device)
         self.prompt_len = torch.zeros(slots, dtype=torch.int64, device=device)
 
-    def admit(self, slots: Sequence[int], reqs: Sequence[Any]) -> None:
-        """Start over for requests whose prompt is being run; a retracted one keeps its output."""
-        slot = torch.tensor(slots, device=self.device)
+    def admit(self, slot: torch.Tensor, reqs: Sequence[Any]) -> None:
+        """Start over for requests whose prompt is being run; a retracted one keeps its output.
+
+        slot: i64 [R] on the device.
+        """
         self.frequency_sum[slot] = 0.0
         self.seen[slot] = False
         self.held_back[slot] = False
-        columns = torch.tensor([settings(req.sampling_params) for req in reqs], dtype=torch.float64)
-        columns = columns.to(self.device)
-        self.frequency[slot] = columns[:, 0].float()
-        self.presence[slot] = columns[:, 1].float()
-        self.repetition[slot] = columns[:, 2].float()
-        self.min_new[slot] = columns[:, 3].long()
-        lengths = [len(req.origin_input_ids) for req in reqs]
-        self.prompt_len[slot] = torch.tensor(lengths, device=self.device)
-        for one, req in zip(slots, reqs, strict=True):
+        columns = [(*settings(req.sampling_params), len(req.origin_input_ids)) for req in reqs]
+        on_device = self._upload(torch.tensor(columns, dtype=torch.float64))
+        self.frequency[slot] = on_device[:, 0].float()
+        self.presence[slot] = on_device[:, 1].float()
+        self.repetition[slot] = on_device[:, 2].float()
+        self.min_new[slot] = on_device[:, 3].long()
+        self.prompt_len[slot] = on_device[:, 4].long()
+        for i, req in enumerate(reqs):
+            own = slot[i : i + 1]
             if req.sampling_params.min_new_tokens:
-                self.held_back[one, list(stop_ids(req))] = True
+                for tokens in self._uploaded(sorted(stop_ids(req))):
+                    self.held_back[own, tokens] = True
             if len(req.output_ids) and is_penalised(req.sampling_params):
-                output = torch.tensor(list(req.output_ids), device=self.device)
-                count = torch.tensor([len(output)], device=self.device)
-                self.commit(slot.new_tensor([one]), output[None], count)
+                for tokens in self._uploaded(list(req.output_ids)):
+                    self.commit(own, tokens[None], torch.full_like(own, len(tokens)))
+
+    def _uploaded(self, tokens: list[int]) -> Iterator[torch.Tensor]:
+        """i64 on the device, in parts that the upload holds."""
+        for part in torch.tensor(tokens, dtype=torch.int64).split(UPLOAD_BYTES // 8):
+            yield self._upload(part)
 
     def commit(self, slot: torch.Tensor, tokens: torch.Tensor, count: torch.Tensor) -> None:
         """Count emitted tokens. slot: i64 [R]. tokens: i64 [R, V], the first count[r] are real."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dspark.state import PageError, StateGeometry, StateLifecycle
+from dspark.state.upload import Upload
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,6 +81,20 @@ def test_slot_lists_survive_a_device_that_lags_behind(warm):
     assert (state.pools.tensors["c128"][:, SIZES.c128.ring :, :512] == 0).all()
     first = state.pools.tensors["c128"][:, : SIZES.c128.ring]
     assert torch.equal(first, before[:, : SIZES.c128.ring])
+
+
+def test_uploads_of_every_type_survive_a_device_that_lags_behind(warm):
+    """More than the ring holds, in several shapes, without a wait before it is full."""
+    sent = [
+        torch.arange(12, dtype=torch.float64).view(3, 4),
+        torch.tensor([True, False, True]),
+        torch.tensor([2**60, -1]),
+        torch.arange(5, dtype=torch.int32),
+    ]
+    upload = Upload(96, torch.device("cuda"))
+    torch.cuda._sleep(BUSY)
+    arrived = [upload(host) for host in sent]
+    assert all(torch.equal(found.cpu(), host) for found, host in zip(arrived, sent, strict=True))
 
 
 def test_clear_runs_behind_the_step_in_flight(warm):

@@ -84,7 +84,7 @@ def test_verify_rows_equal_single_decode_steps_bit_for_bit(seed):
     batch, reference = stock(reqs)
     slot = torch.arange(1, len(reqs) + 1)
     ours = Penalties(len(reqs) + 1, VOCAB, "cpu")
-    ours.admit(slot.tolist(), reqs)
+    ours.admit(slot, reqs)
     prompts = torch.tensor([len(r.origin_input_ids) for r in reqs])
     first = torch.randint(0, VOCAB, (len(reqs),), generator=generator)
     ours.commit(slot, first[:, None], torch.ones_like(slot))
@@ -109,7 +109,7 @@ def test_verify_rows_equal_single_decode_steps_bit_for_bit(seed):
 def test_a_request_without_penalties_is_untouched_beside_others():
     reqs = [request(SETTINGS[4]), request({})]
     ours = Penalties(3, VOCAB, "cpu")
-    ours.admit([1, 2], reqs)
+    ours.admit(torch.tensor([1, 2]), reqs)
     tokens = torch.tensor([[3, 4], [5, 6]])
     ours.commit(torch.tensor([1, 2]), tokens, torch.tensor([2, 2]))
     logits = torch.randn(2, ROWS, VOCAB)
@@ -122,17 +122,28 @@ def test_a_request_without_penalties_is_untouched_beside_others():
 
 def test_a_new_owner_inherits_nothing_and_a_retracted_request_keeps_its_output():
     ours = Penalties(2, VOCAB, "cpu")
-    ours.admit([1], [request(SETTINGS[1], output=[7])])
+    ours.admit(torch.tensor([1]), [request(SETTINGS[1], output=[7])])
     ours.commit(torch.tensor([1]), torch.tensor([[8]]), torch.tensor([1]))
     assert ours.seen[1].nonzero().flatten().tolist() == [7, 8]
-    ours.admit([1], [request(SETTINGS[1])])
+    ours.admit(torch.tensor([1]), [request(SETTINGS[1])])
     assert not ours.seen.any()
     assert not ours.frequency_sum.any()
 
 
+@pytest.mark.parametrize("count", [8192, 8193, 20000])
+def test_a_long_output_is_recalled_in_parts(count):
+    """More tokens than one upload holds are added up as if they were one."""
+    output = [i % 7 for i in range(count)]
+    ours = Penalties(2, VOCAB, "cpu")
+    # A quarter has exact sums, so that the order of adding does not matter to this test.
+    ours.admit(torch.tensor([1]), [request({"frequency_penalty": 0.25}, output=output)])
+    expected = torch.tensor(output).bincount(minlength=VOCAB) * 0.25
+    assert torch.equal(ours.frequency_sum[1], expected)
+
+
 def test_uncommitted_tokens_are_not_counted():
     ours = Penalties(2, VOCAB, "cpu")
-    ours.admit([1], [request(SETTINGS[0])])
+    ours.admit(torch.tensor([1]), [request(SETTINGS[0])])
     ours.commit(torch.tensor([1]), torch.tensor([[7, 8, 7, 9, 9, 9]]), torch.tensor([3]))
     assert ours.frequency_sum[1, 7] == pytest.approx(1.4)
     assert ours.seen[1].nonzero().flatten().tolist() == [7, 8]
