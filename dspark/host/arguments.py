@@ -13,6 +13,7 @@ from dspark import options
 from dspark.errors import UsageError
 from dspark.host import capabilities, config_file, memory_flags, start_log, tuned, warm_up
 from dspark.host.config_file import ARCHITECTURE, read_config
+from dspark.host.draft_checkpoint import has_own_directory, with_draft
 from dspark.speculation.settings import Settings
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.checkpoint.preflight import check_headers
@@ -147,9 +148,9 @@ def resolve(original, server_args) -> None:
         original(server_args)
         return
     start_log.leave_out_what_is_untrue(lambda: True)
-    config = checkpoint_config(server_args)
     if server_args.speculative_algorithm is not None:
         server_args.speculative_algorithm = server_args.speculative_algorithm.upper()
+    config = with_draft(checkpoint_config(server_args), server_args)
     refuse(server_args, config)
     check_shards(server_args, config)
     on_cpu = uses_cpu(server_args)
@@ -174,16 +175,18 @@ def checkpoint_config(server_args) -> ModelConfig:
 
 
 def check_shards(server_args, config: ModelConfig) -> None:
-    """Refuse a damaged checkpoint here, in one sentence, rather than from a worker's traceback."""
-    if not os.path.isdir(server_args.model_path):
-        return  # not downloaded yet; the loader checks every tensor again
-    own_draft = server_args.speculative_draft_model_path in (None, server_args.model_path)
+    """Refuse a damaged checkpoint here, in one sentence, rather than from a worker's traceback.
+
+    What has not been downloaded yet is left to the loader, which checks every tensor again.
+    """
+    elsewhere = has_own_directory(server_args)
+    bundled = server_args.speculative_algorithm is not None and not elsewhere
     try:
-        check_headers(
-            server_args.model_path,
-            config,
-            draft=own_draft and server_args.speculative_algorithm is not None,
-        )
+        if os.path.isdir(server_args.model_path):
+            check_headers(server_args.model_path, config, target=True, draft=bundled)
+        if elsewhere and os.path.isdir(server_args.speculative_draft_model_path):
+            path = server_args.speculative_draft_model_path
+            check_headers(path, config, target=False, draft=True)
     except (CheckpointError, ConfigError) as error:
         raise UsageError(str(error)) from None
 

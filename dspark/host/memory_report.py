@@ -9,6 +9,7 @@ from sglang.srt.utils import get_available_gpu_memory
 
 from dspark.errors import UsageError
 from dspark.host import memory_budget, memory_flags
+from dspark.host.draft_checkpoint import with_draft
 from dspark.host.memory_budget import GIB, MIN_TOKENS, Budget, Load, Weights
 from dspark.target.caches import PAGE_TOKENS
 from dspark.target.config import ModelConfig
@@ -32,7 +33,7 @@ def measure(configurator) -> MemoryReport:
         UsageError: the pool that was asked for does not fit, or none does.
     """
     args, model_config = configurator.server_args, configurator.model_config
-    config = ModelConfig.from_hf(model_config.hf_config)
+    config = with_draft(ModelConfig.from_hf(model_config.hf_config), args)
     load = load_of(args, config, model_config.context_len)
     weights = held_weights(configurator.model, load, configurator.device)
     available = available_bytes(configurator, weights)

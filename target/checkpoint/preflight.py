@@ -14,12 +14,13 @@ from dspark.target.checkpoint.reader import Checkpoint, CheckpointError, read_he
 from dspark.target.config import ModelConfig
 
 
-def check_headers(directory: str | Path, config: ModelConfig, draft: bool) -> int:
+def check_headers(directory: str | Path, config: ModelConfig, target: bool, draft: bool) -> int:
     """Check name, dtype and shape of every tensor, and the length of every shard.
 
     Args:
         config: what the checkpoint must hold.
-        draft: whether the `mtp.*` tensors will be loaded too.
+        target: whether all but the `mtp.*` tensors will be loaded from it.
+        draft: whether the `mtp.*` tensors will be.
 
     Returns:
         Number of tensors compared.
@@ -33,11 +34,11 @@ def check_headers(directory: str | Path, config: ModelConfig, draft: bool) -> in
     for shard in sorted(set(checkpoint.shard_of.values())):
         for name, entry in read_header(checkpoint.directory / shard).entries.items():
             present[name] = spec_of(entry)
-    table = target_tensors(config)
+    table = target_tensors(config) if target else {}
     if draft:
         check_draft(config, present)
         table |= draft_tensors(config)
-    Ledger(table).expect(n for n in present if draft or not n.startswith(DRAFT_PREFIX))
+    Ledger(table).expect(n for n in present if (draft if n.startswith(DRAFT_PREFIX) else target))
     for name, spec in table.items():
         if present[name] != spec:
             raise CheckpointError(

@@ -2,11 +2,16 @@
 whole prompts, retraction, capped acceptance, no clearing, a small window pool."""
 
 import pytest
+from separated import separate
+from serving.conftest import STRICT
 from serving.prompts import MIXED, prompt
 from serving.test_dspark_identity import FORCED, TOKENS
 from serving.test_target_only import CHUNKED, RETRACTING, WHOLE, ids, wait_idle
 
+from dspark.commands.local_server import LocalServer
 from dspark.speculation import calibration, step_cost
+from dspark.target.checkpoint.names import draft_tensors, total_bytes
+from dspark.target.config import ModelConfig
 
 DSPARK = ("--speculative-algorithm", "DSpark")
 PROMPTS = list(MIXED.values())
@@ -53,6 +58,17 @@ def test_fewer_drafts_than_the_block_holds(serving, truth, depth):
 
 def test_whole_prompts_without_prefix_cache_while_retracting(serving, truth):
     check(serving((*WHOLE, *DSPARK), (*FORCED, *RETRACTING)), truth)
+
+
+def test_a_draft_in_another_directory(tiny, truth, tmp_path):
+    """The target's own directory says nothing of a draft; pools are sized for it all the same."""
+    target, draft = separate(tiny, tmp_path)
+    flags = (*CHUNKED, *DSPARK, "--speculative-draft-model-path", str(draft))
+    with LocalServer(target, flags, STRICT | dict(FORCED)) as server:
+        check(server, truth)
+        section = server.info()["internal_states"][0]["dspark"]
+        table = draft_tensors(ModelConfig.from_checkpoint(draft))
+        assert section["memory"]["planned"]["draft"] == total_bytes(table)
 
 
 @pytest.mark.deep

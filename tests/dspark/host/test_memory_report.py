@@ -20,6 +20,9 @@ def configurator(context=8192, **given) -> SimpleNamespace:
     args = {
         "device": "cpu",
         "tp_size": 1,
+        "model_path": "/model",
+        "speculative_algorithm": "DSPARK",
+        "speculative_draft_model_path": "/model",
         "speculative_num_draft_tokens": 6,
         "max_running_requests": 8,
         "max_total_tokens": None,
