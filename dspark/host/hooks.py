@@ -531,10 +531,10 @@ def empty_rows_as_tensors(
 def watch_ranks(original, engine, server_args, port_args, run_scheduler_process_func):
     """Engine._launch_scheduler_processes: they are watched before they have loaded anything."""
     started = original(engine, server_args, port_args, run_scheduler_process_func)
-    _, processes = started
-    if processes is not None and arguments.is_deepseek_v4(server_args):
+    if arguments.is_deepseek_v4(server_args):
         from dspark.host import rank_watch
 
+        _, processes = started
         rank_watch.begin(processes, server_args.node_rank * len(processes))
     return started
 

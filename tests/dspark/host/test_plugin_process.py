@@ -79,6 +79,11 @@ calls = [
     cpu_hooks.keep_head_counts(original, Some(hf_config=llama), None, 2),
     hooks.reserve_draft_block(original, Some(speculative_algorithm="DFLASH", **vars(args))),
     cpu_hooks.mask_logits_on_cpu(original, None, Some(device=Some(type="cuda")), None),
+    hooks.watch_ranks(original, None, args, None, None),
+    hooks.blame_before_giving_up(original, None, None),
+    hooks.blame_before_ending(original, None),
+    hooks.watch_no_rank_twice(original, None),
+    hooks.stop_watching(original, None),
 ]
 from sglang.srt import runtime_context
 runtime_context.get_server_args = lambda: args
@@ -91,6 +96,7 @@ calls += [
     hooks.penalise_in_order(original, None, None),
     hooks.decode_between_chunks(original, None, None),
     hooks.keep_one_profile(original, None, None),
+    hooks.hand_over_directory(original, None, None),
 ]
 assert [call for call in calls if call != "stock"] == [None] * 2, calls  # of two __init__
 assert len(asked) == len(calls), asked
