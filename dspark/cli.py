@@ -19,6 +19,10 @@ COMMANDS = {
         "dspark.commands.plan:main",
         "say what given cards would hold, how fast a step would be, and the flags for it",
     ),
+    "doctor": (
+        "dspark.commands.doctor:main",
+        "check this machine and a checkpoint before serving",
+    ),
     "make-checkpoint": (
         "dspark.target.checkpoint.make:main",
         "write a small checkpoint in the official format",
