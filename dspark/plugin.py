@@ -6,24 +6,35 @@ from collections.abc import Callable
 
 from dspark.errors import UsageError
 from dspark.host import (
+    answer_hooks,
+    argument_hooks,
     arguments,
     config_file,
     control,
+    control_hooks,
     cpu_hooks,
-    hooks,
     http_hooks,
+    loading_hooks,
+    memory_hooks,
+    ours,
+    rank_hooks,
+    request_hooks,
+    sampling_hooks,
+    seam,
     seams,
+    speculation_hooks,
     start_log,
+    step_hooks,
 )
 from dspark.host.command_line import flag_value
 
 HOOKS: dict[str, Callable] = {
-    "server_args.ServerArgs.__post_init__": hooks.resolve_arguments,
-    "server_args.ServerArgs.add_cli_args": hooks.add_flags,
-    "server_args.ServerArgs.__repr__": hooks.hide_keys,
+    "server_args.ServerArgs.__post_init__": argument_hooks.resolve_arguments,
+    "server_args.ServerArgs.add_cli_args": argument_hooks.add_flags,
+    "server_args.ServerArgs.__repr__": argument_hooks.hide_keys,
     "entrypoints.http_server.ORJSONRequest.json": http_hooks.check_body,
-    "managers.tokenizer_manager.TokenizerManager.generate_request": hooks.check_generate,
-    "managers.tokenizer_manager.TokenizerManager._validate_one_request": hooks.check_prompt,
+    "managers.tokenizer_manager.TokenizerManager.generate_request": request_hooks.check_generate,
+    "managers.tokenizer_manager.TokenizerManager._validate_one_request": request_hooks.check_prompt,
     "entrypoints.openai.serving_chat.OpenAIServingChat._validate_request": (
         http_hooks.check_conversation
     ),
@@ -32,67 +43,71 @@ HOOKS: dict[str, Callable] = {
     ),
     "entrypoints.ollama.serving.OllamaServing.handle_chat": http_hooks.refuse_ollama,
     "entrypoints.ollama.serving.OllamaServing.handle_generate": http_hooks.refuse_ollama,
-    **{f"{seams.MANAGER}.{method}": hooks.refuse_control for method in control.NOT_SERVED},
-    f"{seams.MANAGER}.set_internal_state": hooks.check_settings,
-    f"{seams.MANAGER}.slow_down": hooks.check_delay,
-    f"{seams.MANAGER}.pause_generation": hooks.pause_by_abort,
-    f"{seams.MANAGER}.start_profile": hooks.check_profile,
-    f"{seams.MANAGER}._execute_profile": hooks.answer_profile,
-    f"{seams.PROFILER}._profile": hooks.keep_one_profile,
-    f"{seams.ENGINE}.save_remote_model": hooks.refuse_saving,
-    f"{seams.ENGINE}.save_sharded_model": hooks.refuse_saving,
-    f"{seams.STREAMER}.accept": hooks.send_after_enough_tokens,
-    f"{seams.CHAT}.__init__": hooks.serve_chat,
-    f"{seams.CHAT}._process_tool_call_stream": hooks.finish_tool_calls,
-    f"{seams.CHAT}._process_reasoning_stream": hooks.finish_reasoning,
-    "entrypoints.engine.Engine._launch_scheduler_processes": hooks.watch_ranks,
-    "entrypoints.engine._wait_for_scheduler_ready": hooks.blame_before_giving_up,
-    f"{seams.SIGNALS}.running_phase_sigquit_handler": hooks.blame_before_ending,
-    f"{seams.WATCHDOG}.start": hooks.watch_no_rank_twice,
-    f"{seams.WATCHDOG}.stop": hooks.stop_watching,
+    **{f"{seam.MANAGER}.{method}": control_hooks.refuse_control for method in control.NOT_SERVED},
+    f"{seam.MANAGER}.set_internal_state": control_hooks.check_settings,
+    f"{seam.MANAGER}.slow_down": control_hooks.check_delay,
+    f"{seam.MANAGER}.pause_generation": control_hooks.pause_by_abort,
+    f"{seam.MANAGER}.start_profile": control_hooks.check_profile,
+    f"{seam.MANAGER}._execute_profile": control_hooks.answer_profile,
+    f"{seam.PROFILER}._profile": control_hooks.keep_one_profile,
+    f"{seam.ENGINE}.save_remote_model": control_hooks.refuse_saving,
+    f"{seam.ENGINE}.save_sharded_model": control_hooks.refuse_saving,
+    f"{seam.STREAMER}.accept": answer_hooks.send_after_enough_tokens,
+    f"{seam.CHAT}.__init__": answer_hooks.serve_chat,
+    f"{seam.CHAT}._process_tool_call_stream": answer_hooks.finish_tool_calls,
+    f"{seam.CHAT}._process_reasoning_stream": answer_hooks.finish_reasoning,
+    "entrypoints.engine.Engine._launch_scheduler_processes": rank_hooks.watch_ranks,
+    "entrypoints.engine._wait_for_scheduler_ready": rank_hooks.blame_before_giving_up,
+    f"{seam.SIGNALS}.running_phase_sigquit_handler": rank_hooks.blame_before_ending,
+    f"{seam.WATCHDOG}.start": rank_hooks.watch_no_rank_twice,
+    f"{seam.WATCHDOG}.stop": rank_hooks.stop_watching,
     "arg_groups.speculative_hook._handle_dspark": cpu_hooks.allow_dspark_on_cpu,
-    f"{seams.LOADER}._get_weights_iterator": hooks.hand_over_directory,
-    f"{seams.KVC}._build_default_req_pool": hooks.build_request_slots,
-    f"{seams.KVC}._build_token_to_kv_pool": hooks.build_kv_pool,
-    f"{seams.KVC}._build_token_to_kv_pool_allocator": hooks.build_allocator,
-    f"{seams.KVC}._resolve_memory_pool_config": hooks.resolve_pool_config,
-    "speculative.spec_info.SpeculativeAlgorithm.create_worker": hooks.choose_worker,
+    f"{seam.LOADER}._get_weights_iterator": loading_hooks.hand_over_directory,
+    f"{seam.KVC}._build_default_req_pool": memory_hooks.build_request_slots,
+    f"{seam.KVC}._build_token_to_kv_pool": memory_hooks.build_kv_pool,
+    f"{seam.KVC}._build_token_to_kv_pool_allocator": memory_hooks.build_allocator,
+    f"{seam.KVC}._resolve_memory_pool_config": memory_hooks.resolve_pool_config,
+    "speculative.spec_info.SpeculativeAlgorithm.create_worker": speculation_hooks.choose_worker,
     "utils.common.support_triton": cpu_hooks.without_triton_on_cpu,
     "mem_cache.allocation.get_last_loc": cpu_hooks.last_slot_in_torch,
     "managers.overlap_utils.FutureMap._resolve_spec_extras": cpu_hooks.bonus_tokens_without_stream,
     "configs.update_config.adjust_config_with_unaligned_cpu_tp": cpu_hooks.keep_head_counts,
-    "mem_cache.allocation_sizing.get_alloc_len_per_decode": hooks.reserve_draft_block,
+    "mem_cache.allocation_sizing.get_alloc_len_per_decode": speculation_hooks.reserve_draft_block,
     "speculative.spec_info.SpeculativeAlgorithm.get_num_tokens_per_req_for_target_verify": (
-        hooks.draft_at_trained_width
+        speculation_hooks.draft_at_trained_width
     ),
     "managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens": (
-        hooks.count_penalties_later
+        sampling_hooks.count_penalties_later
     ),
-    "managers.schedule_batch.ScheduleBatch.prepare_for_extend": hooks.recall_penalties,
-    "managers.tp_worker.TpModelWorker.get_worker_info": hooks.refuse_unservable_prompts,
+    "managers.schedule_batch.ScheduleBatch.prepare_for_extend": sampling_hooks.recall_penalties,
+    "managers.tp_worker.TpModelWorker.get_worker_info": request_hooks.refuse_unservable_prompts,
     "managers.tokenizer_manager.TokenizerManager._handle_abort_req": (
-        hooks.show_all_ids_of_aborted
+        request_hooks.show_all_ids_of_aborted
     ),
-    "managers.scheduler.Scheduler._forward_isolation": hooks.count_penalties_at_forward,
+    "managers.scheduler.Scheduler._forward_isolation": sampling_hooks.count_penalties_at_forward,
     "sampling.penaltylib.min_new_tokens.BatchedMinNewTokensPenalizer._prepare": (
-        hooks.hold_back_every_end
+        sampling_hooks.hold_back_every_end
     ),
-    "sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply": hooks.penalise_in_order,
-    "sampling.sampling_batch_info.SamplingBatchInfo.adjusted_from_schedule_batch": hooks.name_seeds,
-    "layers.sampler.Sampler.forward": hooks.draw_as_drafts_are_judged,
-    "managers.tokenizer_manager.TokenizerManager._send_one_request": hooks.seed_choices,
-    "speculative.dflash_utils.validate_dflash_request": hooks.check_draft_request,
-    "managers.schedule_batch.Req.update_finish_state": hooks.finish_in_token_order,
-    f"{seams.RESULTS}.advance_grammar_fsm": hooks.advance_grammar_to_the_end,
-    f"{seams.RESULTS}._resolve_spec_v2_tokens": hooks.resolve_runs_to_the_end,
-    f"{seams.RESULTS}.process_batch_result_prefill": hooks.advance_grammar_first,
-    f"{seams.REPORTER}.report_decode_stats": hooks.report_steps_that_ran,
-    "layers.sampler.Sampler._preprocess_logits": hooks.prepare_logits,
-    "managers.scheduler.Scheduler._relay_forward_payload": hooks.relay_ordinary_tokens,
-    "layers.logprob_processor.get_token_ids_logprobs_raw": hooks.empty_rows_as_tensors,
-    "managers.scheduler.Scheduler.get_internal_state": hooks.add_dspark_section,
-    "managers.scheduler.Scheduler.on_idle": hooks.check_state_when_idle,
-    "managers.scheduler.Scheduler.get_new_batch_prefill": hooks.decode_between_chunks,
+    "sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply": (
+        sampling_hooks.penalise_in_order
+    ),
+    "sampling.sampling_batch_info.SamplingBatchInfo.adjusted_from_schedule_batch": (
+        sampling_hooks.name_seeds
+    ),
+    "layers.sampler.Sampler.forward": sampling_hooks.draw_as_drafts_are_judged,
+    "managers.tokenizer_manager.TokenizerManager._send_one_request": request_hooks.seed_choices,
+    "speculative.dflash_utils.validate_dflash_request": speculation_hooks.check_draft_request,
+    "managers.schedule_batch.Req.update_finish_state": step_hooks.finish_in_token_order,
+    f"{seam.RESULTS}.advance_grammar_fsm": step_hooks.advance_grammar_to_the_end,
+    f"{seam.RESULTS}._resolve_spec_v2_tokens": step_hooks.resolve_runs_to_the_end,
+    f"{seam.RESULTS}.process_batch_result_prefill": step_hooks.advance_grammar_first,
+    f"{seam.REPORTER}.report_decode_stats": step_hooks.report_steps_that_ran,
+    "layers.sampler.Sampler._preprocess_logits": sampling_hooks.prepare_logits,
+    "managers.scheduler.Scheduler._relay_forward_payload": sampling_hooks.relay_ordinary_tokens,
+    "layers.logprob_processor.get_token_ids_logprobs_raw": sampling_hooks.empty_rows_as_tensors,
+    "managers.scheduler.Scheduler.get_internal_state": step_hooks.add_dspark_section,
+    "managers.scheduler.Scheduler.on_idle": memory_hooks.check_state_when_idle,
+    "managers.scheduler.Scheduler.get_new_batch_prefill": step_hooks.decode_between_chunks,
     "constrained.xgrammar_backend._allocate_token_bitmask": cpu_hooks.mask_without_pinned_memory,
     "constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask": cpu_hooks.mask_logits_on_cpu,
 }
@@ -161,7 +176,7 @@ def put_in_place() -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    start_log.leave_out_what_is_untrue(hooks.is_ours_so_far)
+    start_log.leave_out_what_is_untrue(ours.is_ours_so_far)
     for target, hook in HOOKS.items():
         HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AROUND)
     ATTENTION_BACKENDS[seams.ATTENTION_BACKEND] = make_backend

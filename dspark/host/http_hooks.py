@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterable, AsyncIterator
 
-from dspark.host.hooks import served_model
+from dspark.host.ours import served_model
 
 
 def serves_ours() -> bool:

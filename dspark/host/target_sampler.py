@@ -25,7 +25,7 @@ def sample(
     """Stands in for SGLang's `Sampler.forward`.
 
     Args:
-        info: SamplingBatchInfo whose `sampling_seed` i64 [R] `hooks.name_seeds` has set.
+        info: SamplingBatchInfo whose `sampling_seed` i64 [R] `sampling_hooks.name_seeds` has set.
         positions: [R] of the last token that was run; the next one's is one more.
 
     Returns:

@@ -31,7 +31,7 @@ class DeepseekV4ForCausalLMDSpark(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, None]]) -> None:
         """Load the `mtp.*` tensors.
 
-        weights: the directory, once (`hooks.hand_over_directory`).
+        weights: the directory, once (`loading_hooks.hand_over_directory`).
 
         Raises:
             CheckpointError: a tensor is missing, unknown, repeated, or of wrong shape or type.

@@ -106,7 +106,7 @@ class DeepseekV4ForCausalLM(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, None]]) -> None:
         """Take every target tensor of the checkpoint exactly once; `mtp.*` belongs to the draft.
 
-        weights: the directory, once (`hooks.hand_over_directory`).
+        weights: the directory, once (`loading_hooks.hand_over_directory`).
 
         Raises:
             CheckpointError: a tensor is missing, unknown, repeated, or of wrong shape or type.

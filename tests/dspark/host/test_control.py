@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from dspark.host import hooks
+from dspark.host import control_hooks
 from dspark.host.control import NOT_SERVED, abort_behind_a_pause, find_delay_fault
 from dspark.host.refusal import NotServed
 
 
 @pytest.fixture
 def engine(monkeypatch):
-    monkeypatch.setattr(hooks, "manager_is_ours", lambda manager: True)
+    monkeypatch.setattr(control_hooks, "manager_is_ours", lambda manager: True)
     return SimpleNamespace(tokenizer_manager=SimpleNamespace())
 
 
@@ -27,18 +27,20 @@ def test_the_engine_raises_the_sentence(engine, method):
 
     original.__name__ = method
     with pytest.raises(NotServed, match=r"^sglang-dspark does not serve .*\.$"):
-        hooks.refuse_control(original, engine.tokenizer_manager, None)
+        control_hooks.refuse_control(original, engine.tokenizer_manager, None)
 
 
 def test_weights_are_not_saved(engine):
     with pytest.raises(NotServed, match="does not serve saving weights"):
-        hooks.refuse_saving(never, engine, path="/x")
+        control_hooks.refuse_saving(never, engine, path="/x")
 
 
 def test_other_models_are_saved(monkeypatch):
-    monkeypatch.setattr(hooks, "manager_is_ours", lambda manager: False)
+    monkeypatch.setattr(control_hooks, "manager_is_ours", lambda manager: False)
     engine = SimpleNamespace(tokenizer_manager=None)
-    assert hooks.refuse_saving(lambda _, **asked: asked, engine, path="/x") == {"path": "/x"}
+    assert control_hooks.refuse_saving(lambda _, **asked: asked, engine, path="/x") == {
+        "path": "/x"
+    }
 
 
 @pytest.mark.parametrize(("seconds", "fault"), [(None, 0), (0, 0), (10, 0), (11, 1), (1e999, 1)])

@@ -13,7 +13,7 @@ prepare_process(["--device", "cpu"])
 {before}
 load_plugin()
 from dspark import plugin
-from dspark.host import cpu_hooks, hooks, seams
+from dspark.host import seams
 {after}
 """
 
@@ -47,6 +47,10 @@ except seams.HookLost as error:
 # A model that is not DeepSeek-V4 must reach SGLang's own code through every hook.
 INERT = """
 from types import SimpleNamespace as Some
+from dspark.host import (
+    answer_hooks, argument_hooks, control_hooks, cpu_hooks, loading_hooks, memory_hooks,
+    rank_hooks, request_hooks, sampling_hooks, speculation_hooks, step_hooks,
+)
 import dspark.host.pools, dspark.host.allocator  # what a hook would reach for
 asked = []
 def original(*args, **kwargs):
@@ -58,45 +62,47 @@ algorithm = Some(is_dspark=lambda: True)
 manager = Some(model_config=Some(hf_config=llama))
 future = Some(spec_algo=Some(is_dspark=lambda: False), device="cpu")
 calls = [
-    hooks.resolve_arguments(original, args),
-    hooks.check_prompt(original, manager, None, [-1]),
-    hooks.refuse_control(original, manager),
-    hooks.check_settings(original, manager, None),
-    hooks.pause_by_abort(original, manager, Some(mode="abort")),
-    hooks.check_delay(original, manager, None),
-    hooks.check_profile(original, manager, None),
-    hooks.answer_profile(original, manager, None),
-    hooks.serve_chat(original, None, manager, None),
-    hooks.finish_tool_calls(original, Some(tokenizer_manager=manager)),
-    hooks.finish_reasoning(original, Some(tokenizer_manager=manager)),
+    argument_hooks.resolve_arguments(original, args),
+    request_hooks.check_prompt(original, manager, None, [-1]),
+    control_hooks.refuse_control(original, manager),
+    control_hooks.check_settings(original, manager, None),
+    control_hooks.pause_by_abort(original, manager, Some(mode="abort")),
+    control_hooks.check_delay(original, manager, None),
+    control_hooks.check_profile(original, manager, None),
+    control_hooks.answer_profile(original, manager, None),
+    answer_hooks.serve_chat(original, None, manager, None),
+    answer_hooks.finish_tool_calls(original, Some(tokenizer_manager=manager)),
+    answer_hooks.finish_reasoning(original, Some(tokenizer_manager=manager)),
     cpu_hooks.allow_dspark_on_cpu(original, args),
-    hooks.build_kv_pool(original, None, is_dsv4_model=False),
-    hooks.build_allocator(original, None, is_dsv4_model=False),
-    hooks.resolve_pool_config(original, Some(model_config=Some(hf_config=llama)), 1.0),
-    hooks.choose_worker(original, algorithm, args),
+    memory_hooks.build_kv_pool(original, None, is_dsv4_model=False),
+    memory_hooks.build_allocator(original, None, is_dsv4_model=False),
+    memory_hooks.resolve_pool_config(original, Some(model_config=Some(hf_config=llama)), 1.0),
+    speculation_hooks.choose_worker(original, algorithm, args),
     cpu_hooks.without_triton_on_cpu(original, "intel_amx"),
     cpu_hooks.bonus_tokens_without_stream(original, future, Some(spec_info=object())),
     cpu_hooks.keep_head_counts(original, Some(hf_config=llama), None, 2),
-    hooks.reserve_draft_block(original, Some(speculative_algorithm="DFLASH", **vars(args))),
+    speculation_hooks.reserve_draft_block(
+        original, Some(speculative_algorithm="DFLASH", **vars(args))
+    ),
     cpu_hooks.mask_logits_on_cpu(original, None, Some(device=Some(type="cuda")), None),
-    hooks.watch_ranks(original, None, args, None, None),
-    hooks.blame_before_giving_up(original, None, None),
-    hooks.blame_before_ending(original, None),
-    hooks.watch_no_rank_twice(original, None),
-    hooks.stop_watching(original, None),
+    rank_hooks.watch_ranks(original, None, args, None, None),
+    rank_hooks.blame_before_giving_up(original, None, None),
+    rank_hooks.blame_before_ending(original, None),
+    rank_hooks.watch_no_rank_twice(original, None),
+    rank_hooks.stop_watching(original, None),
 ]
 from sglang.srt import runtime_context
 runtime_context.get_server_args = lambda: args
 calls += [
-    hooks.check_draft_request(original, None, True),
-    hooks.finish_in_token_order(original, None),
-    hooks.draft_at_trained_width(original, algorithm, 6, True),
-    hooks.count_penalties_later(original, Some(enable_overlap=True)),
-    hooks.count_penalties_at_forward(original, None, None, overlap=True),
-    hooks.penalise_in_order(original, None, None),
-    hooks.decode_between_chunks(original, None, None),
-    hooks.keep_one_profile(original, None, None),
-    hooks.hand_over_directory(original, None, None),
+    speculation_hooks.check_draft_request(original, None, True),
+    step_hooks.finish_in_token_order(original, None),
+    speculation_hooks.draft_at_trained_width(original, algorithm, 6, True),
+    sampling_hooks.count_penalties_later(original, Some(enable_overlap=True)),
+    sampling_hooks.count_penalties_at_forward(original, None, None, overlap=True),
+    sampling_hooks.penalise_in_order(original, None, None),
+    step_hooks.decode_between_chunks(original, None, None),
+    control_hooks.keep_one_profile(original, None, None),
+    loading_hooks.hand_over_directory(original, None, None),
 ]
 assert [call for call in calls if call != "stock"] == [None] * 2, calls  # of two __init__
 assert len(asked) == len(calls), asked
@@ -142,7 +148,7 @@ def test_a_hook_that_sglang_could_not_apply_stops_the_worker():
 
 BROKEN = """
 from dspark import plugin
-from dspark.host import cpu_hooks, hooks, seams
+from dspark.host import seams
 def verify():
     raise RuntimeError("a seam that cannot even be checked")
 seams.verify = verify

@@ -91,7 +91,7 @@ def test_nothing_of_sglang_is_used_that_is_not_listed():
         for name in imported_from_sglang()
         if not any(target == name or target.startswith(f"{name}.") for target in listed)
     }
-    assert unlisted == set(), "add these to host/seams.py with the parameters they are used with"
+    assert unlisted == set(), "add these to host/seam_lists/ with the parameters they are used with"
 
 
 # Read where something is switched on that the worker does not offer, or with a default.

@@ -1,0 +1,37 @@
+"""Hooks: how answers are read and sent."""
+
+from dspark.host.ours import is_ours, manager_is_ours
+
+
+def serve_chat(original, serving, tokenizer_manager, template_manager):
+    """OpenAIServingChat.__init__ is where a process first needs the parsers of answers."""
+    if manager_is_ours(tokenizer_manager):
+        from dspark.host import parsers
+
+        parsers.install()
+    original(serving, tokenizer_manager, template_manager)
+
+
+def finish_tool_calls(original, serving, *args, **kwargs):
+    if not manager_is_ours(serving.tokenizer_manager):
+        return original(serving, *args, **kwargs)
+    from dspark.host import parsers
+
+    return parsers.finish_tool_calls(original, serving, *args, **kwargs)
+
+
+def finish_reasoning(original, serving, *args, **kwargs):
+    if not manager_is_ours(serving.tokenizer_manager):
+        return original(serving, *args, **kwargs)
+    from dspark.host import parsers
+
+    return parsers.finish_reasoning(original, serving, *args, **kwargs)
+
+
+def send_after_enough_tokens(original, accumulator, *, req):
+    """_GenerationStreamAccumulator.accept, which waits for numbers that a step may jump over."""
+    if not req.stream or req.finished() or not is_ours():
+        return original(accumulator, req=req)
+    from dspark.host import stream_interval
+
+    return stream_interval.accept(original, accumulator, req)

@@ -1,0 +1,106 @@
+"""Seams: what the host makes of a step's tokens."""
+
+from dspark.host.seam import REPORTER, RESULTS, SAMPLER, Seam, Use
+
+SEAMS = (
+    Seam("managers.schedule_batch.Req.update_finish_state", Use.HOOK, ("self", "new_accepted_len")),
+    Seam("managers.schedule_batch.Req._check_str_based_finish", Use.CALL, ("new_accepted_len",)),
+    Seam("managers.schedule_batch.Req._check_token_based_finish", Use.CALL),
+    Seam("managers.schedule_batch.Req.update_spec_correct_drafts_histogram", Use.CALL),
+    Seam("managers.schedule_batch.Req.update_spec_cap_lens_histogram", Use.CALL),
+    Seam("managers.schedule_batch.BaseFinishReason", Use.CALL),
+    Seam("managers.schedule_batch.FINISH_LENGTH", Use.CALL, ("length",)),
+    Seam("managers.schedule_batch.FINISH_MATCHED_TOKEN", Use.CALL, ("matched",)),
+    Seam("constrained.base_grammar_backend.BaseGrammarObject.accept_token", Use.CALL, ("token",)),
+    Seam("constrained.base_grammar_backend.BaseGrammarObject.rollback", Use.CALL, ("k",)),
+    Seam("constrained.base_grammar_backend.BaseGrammarObject.is_terminated", Use.CALL),
+    Seam(
+        "constrained.base_grammar_backend.BaseGrammarObject.allocate_vocab_mask",
+        Use.CALL,
+        ("vocab_size", "batch_size", "device"),
+    ),
+    Seam(
+        "constrained.base_grammar_backend.BaseGrammarObject.fill_vocab_mask",
+        Use.CALL,
+        ("vocab_mask", "idx"),
+    ),
+    Seam(f"{RESULTS}.advance_grammar_fsm", Use.HOOK, ("self", "result", "batch")),
+    Seam(f"{RESULTS}._resolve_spec_v2_tokens", Use.HOOK, ("self", "result", "batch")),
+    Seam(f"{RESULTS}.process_batch_result_prefill", Use.HOOK, ("self", "batch", "result")),
+    Seam(
+        f"{REPORTER}.report_decode_stats",
+        Use.HOOK,
+        ("self", "can_run_cuda_graph", "running_batch", "num_correct_drafts"),
+    ),
+    Seam(f"{SAMPLER}._preprocess_logits", Use.HOOK, ("self", "logits", "sampling_info")),
+    Seam(
+        f"{SAMPLER}.forward",
+        Use.HOOK,
+        (
+            "self",
+            "logits_output",
+            "sampling_info",
+            "return_logprob",
+            "top_logprobs_nums",
+            "token_ids_logprobs",
+            "positions",
+        ),
+    ),
+    Seam(
+        "managers.scheduler.Scheduler._relay_forward_payload",
+        Use.HOOK,
+        ("self", "future_indices", "batch_result"),
+    ),
+    Seam("managers.scheduler.Scheduler.on_idle", Use.HOOK, ("self",)),
+    Seam("managers.scheduler.Scheduler.is_fully_idle", Use.CALL),
+    Seam("managers.scheduler.Scheduler.get_new_batch_prefill", Use.HOOK, ("self", "running_batch")),
+    Seam("managers.schedule_batch.NextBatchPlan", Use.CALL, ("batch_to_run", "running_batch")),
+    Seam("managers.schedule_batch.ScheduleBatch.check_decode_mem", Use.CALL, ("selected_indices",)),
+    Seam("managers.scheduler.Scheduler.get_internal_state", Use.HOOK, ("self", "recv_req")),
+    Seam(
+        "managers.tp_worker.TpModelWorker.forward_batch_generation",
+        Use.CALL,
+        ("batch", "forward_batch", "is_verify", "skip_attn_backend_init", "capture_hidden_mode"),
+    ),
+    Seam("speculative.spec_utils.GrammarTree.from_linear_chain", Use.CALL, ("verify_ids_2d",)),
+    Seam(
+        "speculative.spec_utils.build_grammar_vocab_mask",
+        Use.CALL,
+        ("reqs", "tree", "sampling_info", "device", "barrier"),
+    ),
+    Seam(
+        "layers.sampler.apply_custom_logit_processor",
+        Use.CALL,
+        ("logits", "sampling_batch_info"),
+    ),
+    Seam(
+        "layers.logprob_processor.OutputLogprobProcessor.compute_logprobs",
+        Use.CALL,
+        ("logprobs", "top_logprobs_nums", "token_ids_logprobs", "batch_next_token_ids"),
+    ),
+    Seam(
+        "layers.logprob_processor.get_token_ids_logprobs_raw",
+        Use.HOOK,
+        (
+            "logprobs",
+            "token_ids_logprobs_list",
+            "stage",
+            "extend_logprob_pruned_lens_cpu",
+            "no_copy_to_cpu",
+        ),
+    ),
+    Seam(
+        "managers.utils.GenerationBatchResult",
+        Use.CALL,
+        (
+            "logits_output",
+            "next_token_ids",
+            "accept_lens",
+            "block_accept_lens",
+            "cap_lens",
+            "next_draft_input",
+            "new_seq_lens",
+            "speculative_num_draft_tokens",
+        ),
+    ),
+)
