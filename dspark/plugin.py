@@ -43,6 +43,8 @@ HOOKS: dict[str, Callable] = {
     ),
     "entrypoints.ollama.serving.OllamaServing.handle_chat": http_hooks.refuse_ollama,
     "entrypoints.ollama.serving.OllamaServing.handle_generate": http_hooks.refuse_ollama,
+    "entrypoints.ollama.serving.OllamaServing._stream_chat_response": http_hooks.stream_ollama,
+    "entrypoints.ollama.serving.OllamaServing._stream_generate_response": http_hooks.stream_ollama,
     **{f"{seam.MANAGER}.{method}": control_hooks.refuse_control for method in control.NOT_SERVED},
     f"{seam.MANAGER}.set_internal_state": control_hooks.check_settings,
     f"{seam.MANAGER}.slow_down": control_hooks.check_delay,
@@ -81,6 +83,7 @@ HOOKS: dict[str, Callable] = {
     ),
     "managers.schedule_batch.ScheduleBatch.prepare_for_extend": sampling_hooks.recall_penalties,
     "managers.tp_worker.TpModelWorker.get_worker_info": request_hooks.refuse_unservable_prompts,
+    "managers.utils.validate_input_length": request_hooks.say_why_too_long,
     "managers.tokenizer_manager.TokenizerManager._handle_abort_req": (
         request_hooks.show_all_ids_of_aborted
     ),

@@ -1,6 +1,8 @@
 """Hooks of the HTTP process: what is wrong with a request is said in one sentence, status 4xx."""
 
 from collections.abc import AsyncIterable, AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 from dspark.host.ours import served_model
 
@@ -93,6 +95,32 @@ async def refuse_ollama(original, serving, request, raw_request):
         return response
     except ValueError as fault:
         raise HTTPException(status_code=400, detail=str(fault)) from None
+
+
+async def stream_ollama(original, serving, gen_request, raw_request, model_name):
+    """OllamaServing's streams say nothing in their last event, whose text would be lost."""
+    manager = serving.tokenizer_manager
+    if served_model(manager) is None:
+        return await original(serving, gen_request, raw_request, model_name)
+
+    def generate_request(*args):
+        return with_a_last_event_of_its_own(manager.generate_request(*args))
+
+    same = SimpleNamespace(
+        tokenizer_manager=SimpleNamespace(generate_request=generate_request),
+        _get_timestamp=serving._get_timestamp,
+    )
+    return await original(same, gen_request, raw_request, model_name)
+
+
+async def with_a_last_event_of_its_own(
+    answers: AsyncIterable[dict[str, Any]],
+) -> AsyncIterator[dict[str, Any]]:
+    """The same answers; one that ends the request comes once before as if it did not."""
+    async for answer in answers:
+        if answer["meta_info"].get("finish_reason") is not None:
+            yield answer | {"meta_info": answer["meta_info"] | {"finish_reason": None}}
+        yield answer
 
 
 async def started(events: AsyncIterable) -> AsyncIterator:

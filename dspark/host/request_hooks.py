@@ -54,7 +54,18 @@ def refuse_unservable_prompts(original, worker):
         return info
     from sglang.srt.runtime_context import get_schedule
 
-    from dspark.host.admission import limit_prompts
+    from dspark.host.admission import Room, limit_prompts
 
-    window = worker.model_runner.token_to_kv_pool_allocator.size_swa
-    return limit_prompts(info, window, chunked=(get_schedule().chunked_prefill_size or 0) > 0)
+    room = Room(
+        total=info[0],
+        window=worker.model_runner.token_to_kv_pool_allocator.size_swa,
+        context=worker.model_config.context_len,
+        chunked=(get_schedule().chunked_prefill_size or 0) > 0,
+    )
+    return limit_prompts(info, room)
+
+
+def say_why_too_long(original, req, max_req_input_len, allow_auto_truncate):
+    from dspark.host.admission import check_length
+
+    return check_length(original, req, max_req_input_len, allow_auto_truncate)

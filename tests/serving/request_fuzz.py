@@ -1,8 +1,8 @@
 """Requests for the fuzzer: every endpoint, valid ones and ones with a field gone wrong.
 
-A request is a `Sent`: path, JSON body, and whether its answer is determined, so that both modes
-must give it. Lengths stay small: `max_new_tokens` and its like are never left out, and where they
-go wrong they do so in a way that is to be refused.
+A request is a `Sent`: path, JSON body, and whether its answer is determined (greedy or seeded), so
+that both modes must give it. Lengths stay small: `max_new_tokens` and its like are never left out,
+and where they go wrong they do so in a way that is to be refused.
 """
 
 import json
@@ -22,6 +22,7 @@ KEPT = {  # of an answer: what both modes must agree on
     *("choices", "index", "message", "delta", "content", "usage", "tokens", "count", "scores"),
     *("response", "input_tokens", "output_tokens", "stop_reason", "type", "matched", "length"),
     *("predictions", "done_reason", "prompt_eval_count", "eval_count", "tool_calls"),
+    *("output", "status", "reasoning_content", "stop_sequence"),
 }
 HOSTILE: list[Any] = [
     *(None, True, False, 0, 1, -1, 1.0, 1.5, -0.5, 2**31, 2**63, 2**64, -(2**63) - 1, 1e39),
@@ -38,7 +39,9 @@ HOSTILE: list[Any] = [
 ]
 HOSTILE_LENGTH: list[Any] = [-1, 1.5, 4.0, "4", True, [4], {}, 2**31, 2**63]
 HOSTILE_CHOICES: list[Any] = [0, -1, 1.5, 2.0, "2", True, 129, 10**6, [2], 2]
-LENGTHS = ("max_new_tokens", "max_tokens", "max_completion_tokens", "num_predict")
+LENGTHS = (
+    *("max_new_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict"),
+)
 
 
 class Sent(NamedTuple):
@@ -52,6 +55,8 @@ tokens = st.lists(token, min_size=1, max_size=40)
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 length = st.integers(1, 8)
 GREEDY = st.just(0) | st.just(0.0)
+WARM = st.sampled_from([0.7, 1, 3.0])
+SEEDS = st.sampled_from([0, 1, -1, 7, 2**32, 2**63 - 1, -(2**63)])
 
 SAMPLING = {
     "top_p": st.sampled_from([1, 0.9, 0.1]),
@@ -67,7 +72,7 @@ SAMPLING = {
     "ignore_eos": st.booleans(),
     "skip_special_tokens": st.booleans(),
     "no_stop_trim": st.booleans(),
-    "n": st.integers(1, 2),
+    "n": st.integers(1, 3),
 }
 GRAMMAR = st.fixed_dictionaries({"regex": st.sampled_from(["[ab]{3}", "x+"])})
 
@@ -86,8 +91,18 @@ def always(**fields: SearchStrategy) -> SearchStrategy[dict]:
     return st.fixed_dictionaries(fields)
 
 
+def choosing(seed: str) -> SearchStrategy[dict]:
+    """Greedy, sampled with a seed, or seldom without."""
+    seeded = st.fixed_dictionaries({"temperature": WARM, seed: SEEDS})
+    return st.one_of(
+        always(temperature=GREEDY), always(temperature=GREEDY), seeded, seeded, seeded,
+        always(temperature=WARM),
+    )  # fmt: skip
+
+
 sampling = joined(
-    always(temperature=GREEDY, max_new_tokens=length),
+    choosing("sampling_seed"),
+    always(max_new_tokens=length),
     optional(SAMPLING | {"min_new_tokens": st.just(1)}),
     st.just({}) | GRAMMAR,
 )
@@ -107,9 +122,7 @@ generate = joined(
         }
     ),
 )
-openai = joined(
-    always(model=st.just("m"), temperature=GREEDY, max_tokens=length), optional(SAMPLING)
-)
+openai = joined(choosing("seed"), always(model=st.just("m"), max_tokens=length), optional(SAMPLING))
 completion = joined(
     openai,
     always(prompt=tokens | words | st.lists(words, min_size=1, max_size=2)),
@@ -142,8 +155,17 @@ anthropic = joined(
 )
 ollama = always(
     model=st.just("m"),
-    stream=st.just(False),
-    options=always(temperature=GREEDY, num_predict=length),
+    stream=st.booleans(),
+    options=joined(choosing("seed"), always(num_predict=length)),
+)
+responses = joined(
+    always(
+        model=st.just("m"),
+        temperature=GREEDY,
+        max_output_tokens=st.integers(4, 8),  # two of them are kept back
+        input=words | st.lists(always(role=st.just("user"), content=words), min_size=1, max_size=2),
+    ),
+    optional({"stream": st.booleans(), "instructions": words, "stop": words, "top_k": token}),
 )
 
 VALID: dict[str, SearchStrategy[dict]] = {
@@ -151,7 +173,12 @@ VALID: dict[str, SearchStrategy[dict]] = {
     "/v1/completions": completion,
     "/v1/chat/completions": chat,
     "/invocations": chat,
-    "/v1/messages": joined(anthropic, always(temperature=GREEDY, max_tokens=length)),
+    "/v1/responses": responses,
+    "/v1/messages": joined(
+        anthropic,
+        always(temperature=GREEDY, max_tokens=length),
+        optional({"stream": st.booleans()}),
+    ),
     "/v1/messages/count_tokens": anthropic,
     "/api/generate": joined(ollama, always(prompt=words)),
     "/api/chat": joined(ollama, always(messages=messages)),
@@ -175,6 +202,7 @@ FIELDS = {  # that may be added, beyond those of a valid request
     "/v1/completions": table.COMPLETION,
     "/v1/chat/completions": table.CHAT,
     "/invocations": table.CHAT,
+    "/v1/responses": table.RESPONSES,
     "/v1/messages": table.ANTHROPIC,
     "/v1/messages/count_tokens": table.COUNT_TOKENS,
     "/api/generate": table.OLLAMA_GENERATE,
@@ -210,16 +238,26 @@ def spoiled(draw, body: dict, known) -> Any:
     return body | {name: draw(st.sampled_from(HOSTILE))}
 
 
-def is_greedy(body: Any) -> bool:
-    """Whether the answer is determined: no parameter that makes SGLang draw tokens."""
-    if not isinstance(body, dict):
+NOT_DRAWN = ("/v1/tokenize", "/v1/detokenize", "/v1/score", "/v1/messages/count_tokens")
+SEED_OF = {"/generate": "sampling_seed", "/vertex_generate": "sampling_seed"} | dict.fromkeys(
+    ("/v1/completions", "/v1/chat/completions", "/invocations", "/api/generate", "/api/chat"),
+    "seed",
+)
+
+
+def is_determined(path: str, body: Any) -> bool:
+    """Whether nothing is left to chance: temperature 0, or a seed where the endpoint takes one."""
+    if path in NOT_DRAWN or not isinstance(body, dict):
         return True
     places = [body, body.get("sampling_params"), body.get("options"), body.get("parameters")]
     if isinstance(body.get("parameters"), dict):
         places.append(body["parameters"].get("sampling_params"))
-    found = [place for place in places if isinstance(place, dict) and "temperature" in place]
-    said = [place["temperature"] for place in found]
-    return bool(said) and all(type(value) in (int, float) and value == 0 for value in said)
+    said = [place for place in places if isinstance(place, dict) and "temperature" in place]
+    return bool(said) and all(
+        (type(place["temperature"]) in (int, float) and place["temperature"] == 0)
+        or type(place.get(SEED_OF.get(path))) is int
+        for place in said
+    )
 
 
 @st.composite
@@ -229,7 +267,7 @@ def sent(draw) -> Sent:
     body = draw(VALID[path])
     for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
         body = draw(spoiled(body, FIELDS.get(path, ())))
-    return Sent(path, body, is_greedy(body))
+    return Sent(path, body, is_determined(path, body))
 
 
 class Answer(NamedTuple):
@@ -238,11 +276,14 @@ class Answer(NamedTuple):
     streamed: bool = False
 
 
+STREAMS = ("text/event-stream", "application/x-ndjson")
+
+
 def ask(url: str, request: Sent) -> Answer:
     response = requests.post(url + request.path, json=request.body, timeout=TIMEOUT_S)
-    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+    if not response.headers.get("content-type", "").startswith(STREAMS):
         return Answer(response.status_code, response.json())
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n")]
     events = [json.loads(line) for line in lines if line.startswith("{")]
     for event in events:
         if event.get("error"):  # a stream that was refused after its status was sent
@@ -258,22 +299,31 @@ def gist(said: Any) -> Any:
 
 
 def stream_gist(events: list[dict]) -> Any:
-    """A stream's text and finish reason for each choice, however it was cut."""
+    """What a stream says of each choice, however it was cut: text, token ids, end."""
     texts: dict[int, str] = {}
     ends: dict[int, Any] = {}
     for event in events:
         for choice in event.get("choices", [event]):
             index = choice.get("index", 0)
-            delta = choice.get("delta", choice)
-            if "meta_info" in choice:  # /generate repeats the text from its start
+            if "meta_info" in choice:  # /generate repeats what came before
                 texts[index] = choice.get("text", "")
-                end = choice["meta_info"]["finish_reason"]
+                end = choice["meta_info"]["finish_reason"], choice.get("output_ids")
             else:
-                piece = delta.get("text") or delta.get("content") or ""
-                texts[index] = texts.get(index, "") + (piece if isinstance(piece, str) else "")
-                end = choice.get("finish_reason")
+                texts[index] = texts.get(index, "") + piece_of(choice)
+                end = choice.get("finish_reason") or choice.get("done_reason")
+            if isinstance(choice.get("response"), dict):  # /v1/responses ends with the whole
+                end = gist(choice["response"])
             ends[index] = end or ends.get(index)
     return texts, ends
+
+
+def piece_of(choice: dict) -> str:
+    """The text that an event adds to its choice."""
+    delta = choice.get("delta", choice.get("message", choice))
+    if isinstance(delta, str):  # /v1/responses
+        return delta
+    pieces = [delta.get(name) for name in ("reasoning_content", "text", "content", "response")]
+    return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
 def agreed(answer: Answer, determined: bool) -> Any:

@@ -4,11 +4,14 @@ Forced drafts that follow the target's own text put every end at every offset of
 """
 
 import json
+import random
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
+from serving.prompts import VOCAB, prompt
 from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE
 from serving.test_dspark_requests import ask, finish, poison
 from serving.test_target_only import CHUNKED
@@ -140,6 +143,21 @@ def test_a_least_length_that_the_grammar_can_reach(target, server):
     assert finish(ask(server, [TEXT], **rules)) == finish(ask(target, [TEXT], **rules))
 
 
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0, "sampling_seed": 3}])
+@pytest.mark.parametrize("biased", ["everything", "the first"])
+def test_a_grammar_whose_tokens_are_all_biased_away(target, server, biased, sampling):
+    """Far below everything else a token that the grammar admits is still the one to take."""
+    rules = {"regex": "[ab]{3}", "ignore_eos": False} | sampling
+    free = ask(target, [TEXT], **rules)[0]
+    ids = range(VOCAB) if biased == "everything" else free["output_ids"][:1]
+    rules["logit_bias"] = {str(token): -1e30 for token in ids}
+    _, text, reason, *_ = compare(target, server, rules, free["output_ids"])
+    assert re.fullmatch("[ab]{3}", text)
+    assert reason["type"] == "stop"
+    if biased == "the first":
+        assert text != free["text"]
+
+
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_target_only_fails_a_request_without_usable_logits_alone(target, temperature):
     """Failed before: token 0 was emitted, or sampling ended the server."""
@@ -217,11 +235,16 @@ def aborted(server, prompt) -> dict:
     return events[-1]
 
 
+def prompt_steps(meta) -> int:
+    """Each gives a token; a retracted request passes its prompt again."""
+    return 1 + meta["num_retractions"]
+
+
 def check_request_counters(answer, depth) -> None:
     meta = answer["meta_info"]
     assert meta["completion_tokens"] == len(answer["output_ids"])
     steps, drafts = meta.get("spec_verify_ct", 0), meta.get("spec_num_correct_drafts", 0)
-    assert meta["completion_tokens"] == 1 + steps + drafts
+    assert meta["completion_tokens"] == prompt_steps(meta) + steps + drafts
     if steps == 0:
         return
     counts = meta["spec_correct_drafts_histogram"]
@@ -230,7 +253,8 @@ def check_request_counters(answer, depth) -> None:
     assert meta["spec_num_proposed_drafts"] == steps * depth
     assert meta["spec_accept_rate"] == drafts / (steps * depth) <= 1
     assert meta["spec_accept_length"] == meta["completion_tokens"] / steps
-    assert meta["completion_tokens"] - 1 <= meta["spec_cap_length"] * steps <= (depth + 1) * steps
+    verified = meta["completion_tokens"] - prompt_steps(meta)
+    assert verified <= meta["spec_cap_length"] * steps <= (depth + 1) * steps
 
 
 def trace(answer) -> Trace:
@@ -283,6 +307,23 @@ def test_counters_of_requests_server_and_bench_agree(server, said, budget):
     assert after["sglang:spec_num_steps"] == depth
 
 
+def test_counters_of_retracted_requests(server, said):
+    server.request("/set_internal_state", {"server_args": {"dspark_clear_info_records": True}})
+    depth = section(server)["dspark"]["depth"]
+    metas = []
+    for events, kind in enumerate(KINDS * 2, start=1):
+        rules = forced(kind, said["output_ids"], {"max_new_tokens": TOKENS})
+        answer = interrupted(server, TEXT, events, **rules)
+        check_request_counters(answer, depth)
+        metas.append(answer["meta_info"])
+    assert sum(meta["num_retractions"] for meta in metas) >= 4
+    steps = sum(meta["spec_verify_ct"] for meta in metas)
+    given = sum(meta["completion_tokens"] - prompt_steps(meta) for meta in metas)
+    state = section(server)["dspark"]
+    assert state["verify_steps"] == steps
+    assert state["mean_accepted_length"] == pytest.approx(given / steps)
+
+
 def test_the_gauge_and_the_log_line_show_the_last_interval(server, said):
     """One request alone, a line for each step: the last line tells of its last step."""
     rules = forced("oracle", said["output_ids"], {"max_new_tokens": 10})
@@ -306,7 +347,9 @@ def interrupted(server, prompt, events, extra=None, mode="retract", **rules):
             event = line.removeprefix(b"data: ")
             if not event or event == b"[DONE]":
                 continue
+            before = len(last.get("output_ids", ()))
             last, seen = json.loads(event), seen + 1
+            assert len(last["output_ids"]) > before
             assert len(last["output_ids"]) == last["meta_info"]["completion_tokens"]
             if seen == events:
                 server.request("/pause_generation", {"mode": mode})
@@ -352,6 +395,47 @@ def test_a_pause_changes_no_answer(target, server, said, mode, events):
             assert summary(interrupted(one, TEXT, events, wish, mode, **rules)) == expected
 
 
+def test_pauses_in_company_and_between_the_chunks_of_a_prompt(target, server, said):
+    """Random moments; every request is answered as on its own."""
+    chance = random.Random(11)
+    wish = {"return_logprob": True, "top_logprobs_num": 2}
+    company = [
+        (TEXT, {}),
+        (TEXT, {"regex": "[ab]{12}", "ignore_eos": False}),
+        (OTHERS[0], {"frequency_penalty": 0.6}),
+        (TEXT, {"stop": said["text"][12:14]}),
+        (prompt(1500, seed=16), {"max_new_tokens": 6}),
+    ]
+    alone = [summary(ask(target, [ids], wish, **rules)[0]) for ids, rules in company]
+    for one in (target, server, target, server):
+        events, mode = chance.randint(1, 8), chance.choice(["retract", "in_place"])
+        with ThreadPoolExecutor(len(company)) as threads:
+            jobs = [
+                threads.submit(interrupted, one, ids, 0 if i else events, wish, mode, **rules)
+                for i, (ids, rules) in enumerate(company)
+            ]
+            assert [summary(job.result()) for job in jobs] == alone, (events, mode)
+
+
+def test_a_later_turn_continues_behind_the_stop_of_the_one_before(target, server, said):
+    """What was accepted behind the stop is no part of the conversation."""
+    stop = {"stop_token_ids": [said["output_ids"][3]], "ignore_eos": False}
+    stop |= {"custom_params": {"draft": "oracle", "continuation": said["output_ids"]}}
+    turns = []
+    for one in (target, server):
+        session = one.request("/open_session", {"capacity_of_str_len": 10_000})
+        turn = {"session_params": {"id": session, "rid": None}}
+        first = ask(one, [TEXT], turn, **stop)[0]
+        turn["session_params"]["rid"] = first["meta_info"]["id"]
+        turns.append((first["output_ids"], ask(one, [OTHERS[0]], turn)[0]["output_ids"]))
+        one.request("/close_session", {"session_id": session})
+    assert turns[0] == turns[1]
+    first, second = turns[0]
+    assert first == said["output_ids"][: len(first)]
+    whole = TEXT + first + OTHERS[0]
+    assert second == ask(target, [whole])[0]["output_ids"]
+
+
 def test_a_request_aborted_while_it_is_paused_shows_all_its_ids(target, server):
     """Failed before: the last event held one id and said there were more."""
     for one in (target, server):
@@ -391,7 +475,11 @@ def test_a_prompt_that_can_never_start_is_refused_and_blocks_nobody(serving, sai
                 "/generate", {"input_ids": [7] * length, "sampling_params": {}}, timeout=60
             )
         assert error.value.response.status_code == 400
-        assert re.search(rf"{length} tokens.*513 tokens", error.value.response.text)
+        said_of_it = error.value.response.json()["error"]["message"]
+        assert said_of_it == (
+            f"The prompt has {length} tokens, and at most 512 can be started: the pool holds 1024 "
+            "tokens and a page of 256 stays in reserve; --max-total-tokens gives more."
+        )
     longest = ask(server, [[7] * 512], max_new_tokens=20)[0]
     assert len(longest["output_ids"]) == 20
     assert ask(server, [TEXT])[0]["output_ids"] == said["output_ids"]

@@ -5,6 +5,8 @@ import json
 
 import pytest
 import requests
+from serving import request_fuzz
+from serving.request_fuzz import Sent, stream_gist
 from serving.test_dspark_ends import interrupted
 from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE
 from serving.test_dspark_requests import ask, finish
@@ -196,3 +198,35 @@ def test_choices_of_several_prompts(target, server):
     theirs = [a["output_ids"] for a in target.request("/generate", body)]
     assert [a["output_ids"] for a in server.request("/generate", body)] == theirs
     assert len({tuple(ids) for ids in theirs}) == 4
+
+
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "ab"}], "n": 4})
+TWO_PROMPTS = ("/v1/completions", {"prompt": PROMPTS[2:4], "n": 2})
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("path", "wish"), [CHAT, TWO_PROMPTS], ids=["chat", "completions"])
+def test_choices_of_the_openai_endpoints(target, server, path, wish, stream):
+    """Four choices: seeded ones differ and come again in both modes, greedy ones do not differ."""
+
+    def choices(one, **sampling) -> list[str]:
+        body = {"model": "m", "max_tokens": 12, "ignore_eos": True} | wish | sampling
+        if not stream:
+            answer = request_fuzz.ask(one.url, Sent(path, body)).said
+            assert answer["usage"]["completion_tokens"] == 4 * 12
+            return [c.get("text") or c["message"]["content"] for c in answer["choices"]]
+        counted = {"stream": True, "stream_options": {"include_usage": True}}
+        events = request_fuzz.ask(one.url, Sent(path, body | counted)).said
+        assert events[-1]["usage"]["completion_tokens"] == 4 * 12
+        texts, _ = stream_gist([event for event in events if event["choices"]])
+        return [texts[i] for i in range(4)]
+
+    seeded = {"temperature": 3.0, "seed": 7}
+    first = choices(target, **seeded)
+    assert len(set(first)) == 4
+    for one in (target, server, server):
+        assert choices(one, **seeded) == first
+    assert len(set(choices(server, temperature=3.0))) == 4
+    greedy = choices(server, temperature=0)
+    assert greedy == choices(target, temperature=0)
+    assert len(set(greedy)) == len(wish.get("prompt", [0]))

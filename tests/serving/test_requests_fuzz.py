@@ -16,7 +16,7 @@ from serving.test_target_only import CHUNKED, wait_idle
 
 CONTROL = prompt(30, seed=99)
 DURING, AFTER = 16, 4  # tokens of the control requests
-ROUNDS, DEEP_ROUNDS = 60, 2000  # of 2.5 requests each
+ROUNDS, DEEP_ROUNDS, PIECES = 60, 200, 10  # rounds of 2.5 requests each
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def check_round(servers, control, batch) -> None:
     assert after == [control[:AFTER]] * 2
 
 
-def run(servers, control, rounds: int) -> None:
+def run(servers, control, rounds: int, number: int) -> None:
     logs_before = [len(server.log()) for server in servers]
 
-    @seed(14)
+    @seed(number)
     @settings(
         max_examples=rounds,
         deadline=None,
@@ -68,9 +68,10 @@ def run(servers, control, rounds: int) -> None:
 
 
 def test_random_requests(servers, control):
-    run(servers, control, ROUNDS)
+    run(servers, control, ROUNDS, number=14)
 
 
 @pytest.mark.deep
-def test_many_random_requests(servers, control):
-    run(servers, control, DEEP_ROUNDS)
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_many_random_requests(servers, control, piece):
+    run(servers, control, DEEP_ROUNDS, number=100 + piece)

@@ -172,6 +172,18 @@ def test_the_seed_of_ollama_is_taken(servers):
     assert [ask(server.url, request).status for server in servers] == [200, 200]
 
 
+def test_a_stream_of_ollama_says_what_a_whole_answer_does(servers):
+    """Failed before: the tokens of the last step were missing, with DSpark several."""
+    options = {"temperature": 0, "num_predict": 7}
+    body = {"model": "m", "prompt": "ab", "options": options}
+    for server in servers:
+        whole = ask(server.url, Sent("/api/generate", body | {"stream": False})).said["response"]
+        events = ask(server.url, Sent("/api/generate", body | {"stream": True})).said
+        assert whole == "".join(event["response"] for event in events)
+        assert [event["done"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert whole
+
+
 def test_log_probabilities_of_tokens_beside_a_request_without(servers):
     """The row of the other one is empty; taken for a tensor, it ended the server."""
     asked = [7, 9, 11]

@@ -22,6 +22,14 @@ SEAMS = (
         Use.HOOK,
         ("self", "request", "raw_request"),
     ),
+    *(
+        Seam(
+            f"entrypoints.ollama.serving.OllamaServing.{method}",
+            Use.HOOK,
+            ("self", "gen_request", "raw_request", "model_name"),
+        )
+        for method in ("_stream_chat_response", "_stream_generate_response")
+    ),
     Seam(
         "managers.tokenizer_manager.TokenizerManager.generate_request",
         Use.HOOK,

@@ -83,6 +83,11 @@ SEAMS = (
     Seam("managers.schedule_batch.ScheduleBatch.prepare_for_extend", Use.HOOK, ("self",)),
     Seam("managers.tp_worker.TpModelWorker.get_worker_info", Use.HOOK, ("self",)),
     Seam(
+        "managers.utils.validate_input_length",
+        Use.HOOK,
+        ("req", "max_req_input_len", "allow_auto_truncate"),
+    ),
+    Seam(
         "managers.tokenizer_manager.TokenizerManager._handle_abort_req",
         Use.HOOK,
         ("self", "recv_obj"),
