@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 from serving.prompts import VOCAB, prompt
+from serving.request_fuzz import sentence
 from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE
 from serving.test_dspark_requests import ask, finish, poison
 from serving.test_target_only import CHUNKED
@@ -475,8 +476,7 @@ def test_a_prompt_that_can_never_start_is_refused_and_blocks_nobody(serving, sai
                 "/generate", {"input_ids": [7] * length, "sampling_params": {}}, timeout=60
             )
         assert error.value.response.status_code == 400
-        said_of_it = error.value.response.json()["error"]["message"]
-        assert said_of_it == (
+        assert sentence(error.value.response.json()) == (
             f"The prompt has {length} tokens, and at most 512 can be started: the pool holds 1024 "
             "tokens and a page of 256 stays in reserve; --max-total-tokens gives more."
         )
