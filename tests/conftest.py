@@ -2,7 +2,12 @@
 
 import os
 
+import hypothesis
 import torch
+
+# How long an example takes says nothing on a machine that does other things as well.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 if not torch.cuda.is_available():
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
