@@ -5,16 +5,16 @@ import os
 import hypothesis
 import torch
 
-# How long an example takes says nothing on a machine that does other things as well.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
-
 if not torch.cuda.is_available():
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 from dspark.standins import install_if_cpu
 
 install_if_cpu()
+
+# How long an example takes says nothing on a machine that does other things as well.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 if torch.cuda.is_available() and os.environ.get("DSPARK_TEST_SM89") == "1":
     from dspark.kernels.tooling import sm89_on_sm90
