@@ -111,6 +111,10 @@ CASES = {
     "grammar behind reasoning": chat(
         extra_body={"chat_template_kwargs": {"thinking": True}, "regex": "[0-9]{4}"}
     ),
+    "grammar behind reasoning that ends": chat(
+        messages=[{"role": "user", "content": "</think>\n" * 6}],  # which the model repeats
+        extra_body={"chat_template_kwargs": {"thinking": True}, "regex": "[0-9]{4}"},
+    ),
     "tool, required": chat(tools=[TOOL], tool_choice="required", max_tokens=300),
     "tool, named": chat(
         tools=[TOOL],
@@ -258,6 +262,7 @@ def test_the_answers_are_what_was_asked_for(reference):
     for changed in ("seed", "frequency penalty", "presence penalty", "logit bias"):
         assert only(changed).text != only("chat").text
     assert len({choice.text for choice in reference["seed, n"].choices}) == 3
+    assert re.fullmatch("[0-9]{4}", only("grammar behind reasoning that ends").text)
     assert re.fullmatch("[a-f]{3,9}(-[0-9]{2}){2}", only("regex").text)
     assert set(json.loads(only("json_schema").text)) == {"city", "tomorrow"}
     for name in ("tool, required", "tool, named"):
