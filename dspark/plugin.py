@@ -54,6 +54,9 @@ HOOKS: dict[str, Callable] = {
     f"{seam.PROFILER}._profile": control_hooks.keep_one_profile,
     f"{seam.ENGINE}.save_remote_model": control_hooks.refuse_saving,
     f"{seam.ENGINE}.save_sharded_model": control_hooks.refuse_saving,
+    "managers.schedule_batch.Req.check_match_stop_str_prefix": (
+        answer_hooks.hold_back_before_half_characters
+    ),
     f"{seam.STREAMER}.accept": answer_hooks.send_after_enough_tokens,
     f"{seam.CHAT}.__init__": answer_hooks.serve_chat,
     f"{seam.CHAT}._process_tool_call_stream": answer_hooks.finish_tool_calls,

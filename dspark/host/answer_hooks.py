@@ -28,6 +28,17 @@ def finish_reasoning(original, serving, *args, **kwargs):
     return parsers.finish_reasoning(original, serving, *args, **kwargs)
 
 
+def hold_back_before_half_characters(original, req):
+    """Req.check_match_stop_str_prefix: whether the end of the text must not be sent yet."""
+    if original(req):
+        return True
+    if not req.sampling_params.stop_strs or not is_ours():
+        return False
+    from dspark.host import stream_interval
+
+    return stream_interval.may_become_stop(req.tail_str(), req.sampling_params.stop_strs)
+
+
 def send_after_enough_tokens(original, accumulator, *, req):
     """_GenerationStreamAccumulator.accept, which waits for numbers that a step may jump over."""
     if not req.stream or req.finished() or not is_ours():

@@ -4,7 +4,10 @@ SGLang sends where the number of tokens leaves a remainder of 1 by the interval.
 several tokens jumps over such numbers, and a client may get nothing before the end.
 """
 
+from collections.abc import Iterable
 from typing import Any
+
+UNFINISHED = "\ufffd"  # how the bytes of a character that is not complete are decoded
 
 
 def is_due(sent: int, written: int, interval: int) -> bool:
@@ -24,3 +27,14 @@ def accept(original: Any, accumulator: Any, req: Any) -> None:
         original(accumulator, req=req)
     finally:
         parameters.stream_interval = wanted
+
+
+def may_become_stop(tail: str, stops: Iterable[str]) -> bool:
+    """Whether `tail` ends in the start of a stop string and a character that is not complete.
+
+    SGLang compares the end as it is decoded so far, and sends the start once such bytes follow.
+    """
+    text = tail.rstrip(UNFINISHED)
+    return text != tail and any(
+        text.endswith(stop[:size]) for stop in stops for size in range(1, len(stop))
+    )

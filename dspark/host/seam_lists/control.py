@@ -20,6 +20,8 @@ SEAMS = (
     Seam("managers.io_struct.ProfileReqType.START_PROFILE", Use.CALL),
     Seam(f"{ENGINE}.save_remote_model", Use.HOOK, ("self", "kwargs")),
     Seam(f"{ENGINE}.save_sharded_model", Use.HOOK, ("self", "kwargs")),
+    Seam("managers.schedule_batch.Req.check_match_stop_str_prefix", Use.HOOK, ("self",)),
+    Seam("managers.schedule_batch.Req.tail_str", Use.CALL),
     Seam(f"{STREAMER}.accept", Use.HOOK, ("self", "req")),
     Seam(f"{CHAT}.__init__", Use.HOOK, ("self", "tokenizer_manager", "template_manager")),
     Seam(

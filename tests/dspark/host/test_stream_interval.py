@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,3 +60,17 @@ def test_every_event_brings_the_interval_and_little_more(steps, interval):
     sent = events(steps, interval, 1)
     assert all(interval <= tokens < interval + 6 for tokens in sent[1:])
     assert sum(steps) - sum(sent) < interval
+
+
+@pytest.mark.parametrize(
+    ("tail", "held"),
+    [
+        ("在苏\ufffd", True),  # the bytes may become the second character
+        ("在苏\ufffd\ufffd", True),
+        ("在\ufffd", False),
+        ("在苏", False),  # SGLang's own comparison sees this
+        ("\ufffd", False),
+    ],
+)
+def test_the_start_of_a_stop_is_held_before_half_a_character(tail, held):
+    assert stream_interval.may_become_stop(tail, ["x", "苏州"]) == held
