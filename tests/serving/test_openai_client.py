@@ -83,7 +83,7 @@ CASES = {
     "completions, log probabilities": Case(
         {"prompt": "def read(path):\n", "logprobs": 2, **GREEDY}, chat=False
     ),
-    "stop": chat(stop=["(", "\n\n"]),
+    "stop": chat(stop=["ost>", "\n\n"]),
     "max_tokens": chat(max_tokens=5),
     "max_completion_tokens": Case(
         {"messages": QUESTION, "temperature": 0, "max_completion_tokens": 7}
@@ -127,9 +127,9 @@ CASES = {
     "tool, cut off": chat(tools=[TOOL], max_tokens=60, extra_body=literally(ANSWERS["one call"])),
     "text beside a tool": chat(tools=[TOOL], extra_body=literally("a < b <")),
     "reasoning": chat(extra_body={"chat_template_kwargs": {"thinking": True}}),
-    "reasoning, ended": chat(extra_body=literally(ANSWERS["start and end"])),
+    "reasoning, ended": chat(max_tokens=60, extra_body=literally(ANSWERS["start and end"])),
     "reasoning, not streamed": chat(
-        extra_body=literally(ANSWERS["start and end"]) | {"stream_reasoning": False}
+        max_tokens=60, extra_body=literally(ANSWERS["start and end"]) | {"stream_reasoning": False}
     ),
     "Chinese and emoji": chat(max_tokens=200, extra_body={"regex": "[一-龥😀-🙏]{12}"}),
     "stop inside Chinese": chat(
@@ -236,11 +236,27 @@ def reference(answers) -> dict[str, Answer]:
     return {name: job.result() for name, job in answers("target-only", False).items()}
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("mode", MODES)
+WAYS = [
+    pytest.param("dspark", True, id="dspark-streamed"),
+    pytest.param("dspark", False, id="dspark-whole", marks=pytest.mark.deep),
+    pytest.param("target-only", True, id="target-only-streamed", marks=pytest.mark.deep),
+]
+
+
+def without_scores(answer: Answer) -> Answer:
+    return answer._replace(choices=[choice._replace(logprobs=[]) for choice in answer.choices])
+
+
+@pytest.mark.parametrize(("mode", "stream"), WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_way_gives_the_same_answer(answers, reference, mode, name, stream):
-    assert answers(mode, stream)[name].result() == reference[name]
+    answer, right = answers(mode, stream)[name].result(), reference[name]
+    assert without_scores(answer) == without_scores(right)
+    for choice, other in zip(answer.choices, right.choices, strict=True):
+        assert [token for token, _ in choice.logprobs] == [token for token, _ in other.logprobs]
+        # The last bits of a sum over the vocabulary depend on how many rows are summed at once.
+        scores_of = [score for _, score in choice.logprobs]
+        assert scores_of == pytest.approx([score for _, score in other.logprobs], abs=1e-4)
 
 
 def test_the_answers_are_what_was_asked_for(reference):
@@ -264,11 +280,10 @@ def test_the_answers_are_what_was_asked_for(reference):
     assert re.fullmatch("[0-9]{4}", only("grammar behind reasoning that ends").text)
     assert re.fullmatch("[a-f]{3,9}(-[0-9]{2}){2}", only("regex").text)
     assert only("json_schema").text.split()[:2] == ["{", '"city"'], "cut off by the limit"
-    for name in ("tool, required", "tool, named"):
-        ((function, arguments),) = only(name).calls[:1]
-        assert function == "weather"
-        assert isinstance(json.loads(arguments), dict)
-        assert (only(name).text, only(name).finish) == ("", "tool_calls")
+    ((function, arguments),) = only("tool, required").calls
+    assert function == "weather"
+    assert isinstance(json.loads(arguments), dict)
+    assert (only("tool, required").text, only("tool, required").finish) == ("", "tool_calls")
     chosen = only("tool, chosen by the model")
     assert (chosen.text, chosen.calls) == ("I look it up.", called)
     assert only("tool, cut off").finish == "length"
@@ -283,9 +298,10 @@ def test_the_answers_are_what_was_asked_for(reference):
 
 # Answers whose markers and characters a step cuts anywhere.
 CUT = {
-    "reasoning": chat(extra_body=literally(ANSWERS["start and end"])),
+    "reasoning": chat(max_tokens=60, extra_body=literally(ANSWERS["start and end"])),
     "almost the end of reasoning": chat(
-        extra_body=literally("<think>x<</think </thin</think>好<y")
+        max_tokens=60,
+        extra_body=literally("<think>x<</think </thin</think>好<y"),
     ),
     "tools": chat(tools=[TOOL], max_tokens=400, extra_body=literally(ANSWERS["two calls"])),
     "Chinese and emoji": CASES["Chinese and emoji"],
@@ -313,11 +329,12 @@ def written(client) -> dict[str, Written]:
 
 
 DEEP_DRAFTS = [
-    pytest.param(draft, marks=pytest.mark.deep) for draft in ("wrong@1", "wrong@3", "wrong@4")
+    pytest.param(draft, marks=pytest.mark.deep)
+    for draft in ("oracle", "wrong@1", "wrong@3", "wrong@4", "random")
 ]
 
 
-@pytest.mark.parametrize("draft", ["oracle", "wrong@2", "random", *DEEP_DRAFTS])
+@pytest.mark.parametrize("draft", ["wrong@2", *DEEP_DRAFTS])
 def test_steps_of_any_length_give_the_same_deltas(client, written, draft):
     dspark = client("dspark")
     for name, case in CUT.items():
@@ -388,7 +405,7 @@ def test_answers_that_end_inside_a_character(native):
     ids = native[0].generate(prompt, 40, **rule).ids
     (whole,) = every_way(native, prompt, 40, **rule)
     assert whole == "🌧好é"
-    for place, token in enumerate(ids[1:6], start=1):
+    for place, token in enumerate(ids[1:4], start=1):
         (cut,) = every_way(native, prompt, place, **rule)
         assert whole.startswith(cut.rstrip("\ufffd"))
         if token not in ids[:place]:
