@@ -35,7 +35,7 @@ def _best(reports, rows, requests, count, BLOCK_M: tl.constexpr, BLOCK_P: tl.con
     return best
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k", "requests", "count"])  # else a compilation for each
 def _markov_step(
     base, prev, w1, w2, reports, temperature, seeded, seed, committed, logits, tokens, new_reports,
     k, requests, gamma, shard, vocab_start, count,

@@ -62,7 +62,8 @@ def _page_table_row(
         tl.store(page_table + request * max_pages + k, value, mask=k < max_pages)
 
 
-@triton.jit
+# Sizes that change from batch to batch: a compilation each would stop requests while they decode.
+@triton.jit(do_not_specialize=["rows", "requests", "width", "max_pages", "max_c128"])
 def _step_meta(
     request_slot, committed, run, token_table, window_table,
     pos, row_req, row_in_req, window_slot, c4_entry, c128_entry, window_seen, window_len, c4_len,
