@@ -145,13 +145,21 @@ def listed() -> set[str]:
 
 
 def mapped(pid: int) -> set[str]:
-    """Names in /dev/shm that a process has mapped and that may be a server's."""
+    """Names in /dev/shm that a process has mapped and that may be a server's.
+
+    Files are told apart by inode: a semaphore is mapped before it gets the name that stays.
+    """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:  # it has ended
         return set()
-    paths = (Path(line.split(maxsplit=5)[5]) for line in lines if f"{SHARED}/" in line)
-    return {path.name for path in paths if path.parent == SHARED and path.name.startswith(PREFIXES)}
+    inodes = {int(line.split(maxsplit=5)[4]) for line in lines if f"{SHARED}/" in line}
+    found = set()
+    for name in listed():
+        with contextlib.suppress(FileNotFoundError):  # another server's, just removed
+            if (SHARED / name).stat().st_ino in inodes:
+                found.add(name)
+    return found
 
 
 def is_stopped(process: BaseProcess) -> bool:

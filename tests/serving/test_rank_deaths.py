@@ -61,7 +61,8 @@ def assert_one_sentence(log: str, what: str) -> None:
 def end(server: LocalServer, number: signal.Signals, what: str) -> None:
     victim = Victim(psutil.Process(server.process.pid))
     assert victim.rank is not None
-    assert any(name.startswith("sgl_shm_") for name in victim.shared)
+    for kind in ("sgl_shm_", "sem.mp-"):
+        assert any(name.startswith(kind) for name in victim.shared)
     victim.rank.send_signal(number)
     seconds = victim.assert_ended(server.process.wait, server.log())
     print(f"{number.name}: the server had ended after {seconds:.1f} s")

@@ -1,6 +1,7 @@
 """What the launcher sees of its ranks, and which shared memory it takes for its own."""
 
 import mmap
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -84,6 +85,15 @@ def test_only_shared_memory_that_is_mapped_is_removed():
     finally:
         for file in (ours, also_ours, of_another_server, of_somebody):
             file.unlink(missing_ok=True)
+
+
+def test_a_semaphore_is_found_under_the_name_it_keeps():
+    before = rank_watch.listed()
+    semaphore = multiprocessing.get_context("spawn").Semaphore()
+    mine = rank_watch.mapped(os.getpid()) - before
+    assert len(mine) == 1
+    assert mine.pop().startswith("sem.mp-")
+    del semaphore
 
 
 def test_sglang_watches_what_is_no_rank():
