@@ -222,14 +222,15 @@ def test_pausing_an_idle_server(quiet, alone):
     assert quiet.generate(PROMPTS[0], TOKENS).ids == alone[0]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_a_request_aborted_while_paused_says_all_its_ids(quiet, alone, mode):
-    gone = Stream(quiet, PROMPTS[0], name="gone")
+    gone = Stream(quiet, PROMPTS[0], name=f"gone-{mode}")
     stays = Stream(quiet, PROMPTS[1])
     gone.wait_for(3)
     stays.wait_for(1)
     assert call(quiet, "/pause_generation", {"mode": mode}).ok
-    assert call(quiet, "/abort_request", {"rid": "gone"}).ok
+    assert call(quiet, "/abort_request", {"rid": f"gone-{mode}"}).ok
     assert call(quiet, "/continue_generation", {}).ok
     last = gone.finish()
     assert last["meta_info"]["finish_reason"]["type"] == "abort"

@@ -21,6 +21,8 @@ from transformers import AutoTokenizer
 
 from dspark import embedded
 
+pytestmark = pytest.mark.deep  # minutes: every feature, both modes, streamed and not
+
 MODES = {
     "target-only": (CHUNKED, ()),
     # Fewer events than tokens, so that a piece of text spans several steps.

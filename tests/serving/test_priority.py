@@ -8,6 +8,8 @@ from serving.test_control import Stream
 from serving.test_dspark_identity import FORCED
 from serving.test_target_only import CHUNKED, wait_idle
 
+pytestmark = pytest.mark.deep  # minutes: whole answers are preempted
+
 TWO_AT_ONCE = (*CHUNKED, "--enable-priority-scheduling", "--max-running-requests", "2")
 MODES = {
     "dspark": ((*TWO_AT_ONCE, "--speculative-algorithm", "dspark"), FORCED),
