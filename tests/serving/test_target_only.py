@@ -110,8 +110,8 @@ def test_pools_return_to_their_start(chunked):
     ("tokens", "said"),
     [
         ([], "empty"),
-        ([5, 512], "Token id 512 is outside the vocabulary of 512 tokens"),
-        ([-1], "Token id -1"),
+        ([5, 512], "input_ids[1] must be a token id of the vocabulary, from 0 to 511, not 512."),
+        ([-1], "input_ids[0] must be a token id of the vocabulary, from 0 to 511, not -1."),
         ([7] * 5000, "longer than the model's context length"),
     ],
     ids=["empty", "above", "negative", "too-long"],
