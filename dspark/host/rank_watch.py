@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,7 +29,8 @@ GRACE_S = 0.05  # where this process kills all its children, it is gone itself b
 REAP_S = 10.0
 SHARED = Path("/dev/shm")
 # What SGLang, multiprocessing, NCCL and we ourselves put there.
-PREFIXES = ("sgl_shm_", "sglang_loads_", "sem.mp-", "nccl-", "dspark-")
+SEMAPHORE = "sem.mp-"
+PREFIXES = ("sgl_shm_", "sglang_loads_", SEMAPHORE, "nccl-", "dspark-")
 
 
 class RankWatch:
@@ -48,14 +49,22 @@ class RankWatch:
         self._over = threading.Event()  # ranks may end from now on
         self._ending = threading.Lock()  # whoever holds it ends the server
 
-    def start(self) -> None:
-        threading.Thread(target=self._run, daemon=True, name="rank-watch").start()
+    def start(self) -> threading.Thread:
+        """The thread that watches; it ends when all ranks have."""
+        thread = threading.Thread(target=self._run, daemon=True, name="rank-watch")
+        thread.start()
+        return thread
 
     def stop(self) -> None:
-        """The server is about to end: ranks may go, and shared memory needs its names no more."""
-        self._over.set()
+        """The server is about to end: ranks may go, and shared memory needs its names no more.
+
+        Semaphores of ranks keep theirs: a rank that ends in order removes them itself, and says
+        so loudly where somebody else did. What one leaves is removed once all have gone.
+        """
         self._memory.look(self._pids())
-        self._memory.unlink()
+        own = mapped(os.getpid())
+        self._memory.unlink(lambda name: name in own or not name.startswith(SEMAPHORE))
+        self._over.set()
 
     def end_if_a_rank_is_gone(self, wait_s: float) -> None:
         """Does not return if a rank is found dead within `wait_s`."""
@@ -98,6 +107,9 @@ class RankWatch:
             fault = self.dead() or self.stopped()
             if fault and not self._over.wait(GRACE_S):
                 self._end(fault)
+        for sentinel in sentinels:
+            connection.wait([sentinel])
+        self._memory.unlink()
 
     def _end(self, fault: str) -> None:
         """Say it, kill what is left, and end this process with status 1."""
@@ -133,9 +145,9 @@ class SharedMemory:
         for pid in pids:
             self._ours |= mapped(pid)
 
-    def unlink(self) -> None:
-        """Remove the names; processes that still have a file mapped keep its memory."""
-        for name in self._ours:
+    def unlink(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
+        """Remove the chosen names; processes that still have a file mapped keep its memory."""
+        for name in filter(chosen, self._ours):
             (SHARED / name).unlink(missing_ok=True)
 
 

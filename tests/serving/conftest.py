@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,9 @@ def serving(checkpoint, tmp_path_factory):
     """
     running: OrderedDict[tuple, LocalServer] = OrderedDict()
     logs = tmp_path_factory.mktemp("logs")
+    # SGLang takes seconds to end, nearly all of them asleep: the next server starts meanwhile.
+    background = ThreadPoolExecutor(1)
+    endings: list[Future] = []
 
     def start(
         flags: tuple[str, ...] = (),
@@ -79,7 +83,7 @@ def serving(checkpoint, tmp_path_factory):
         server = running.pop(key, None)
         if server is None or not server.alive():
             while len(running) >= KEPT_ALIVE:
-                running.popitem(last=False)[1].stop()
+                endings.append(background.submit(end, running.popitem(last=False)[1]))
             log = logs / f"server-{len(list(logs.iterdir()))}.log"
             model = checkpoint(acceptance, preset)
             server = LocalServer(model, flags, STRICT | dict(env), log=log)
@@ -87,8 +91,16 @@ def serving(checkpoint, tmp_path_factory):
         return server
 
     yield start
-    for server in running.values():
-        server.stop()
+    endings += [background.submit(end, server) for server in running.values()]
+    for ending in endings:
+        ending.result()
+
+
+def end(server: LocalServer) -> None:
+    """Stop a server, which must have nothing to complain about while it ends."""
+    before = len(server.log())
+    server.stop()
+    assert "Traceback" not in server.log()[before:]
 
 
 @pytest.fixture

@@ -96,6 +96,34 @@ def test_a_semaphore_is_found_under_the_name_it_keeps():
     del semaphore
 
 
+def rank_with_a_semaphore(ends):
+    semaphore = multiprocessing.get_context("spawn").Semaphore()  # others have no name
+    ends.send(semaphore._semlock.name.removeprefix("/"))
+    ends.recv()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_rank_that_ends_in_order_removes_its_semaphores_itself(in_order, capfd):
+    """Failed before: they were gone when it came to it, and every server ended in a traceback."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    rank = fork.Process(target=rank_with_a_semaphore, args=(theirs,), daemon=True)
+    rank.start()
+    name = f"sem.{ours.recv()}"
+    watch = RankWatch([rank], first=0)
+    thread = watch.start()
+    watch.stop()
+    assert (SHARED / name).exists()
+    if in_order:
+        ours.send("end")
+    else:
+        rank.kill()
+    thread.join()
+    rank.join()
+    assert not (SHARED / name).exists()
+    assert capfd.readouterr().err == ""
+
+
 def test_sglang_watches_what_is_no_rank():
     stock = SimpleNamespace(_processes=[1, 2, 3], _names=["scheduler_0", "scheduler_1", "detok"])
     rank_watch.leave_ranks_out(stock)
