@@ -23,10 +23,10 @@ from dspark.bench.local_target import LocalTarget
 from dspark.kernels.compress import rows_fit_ring
 from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
 from dspark.kernels.tooling.launch_counts import count_launches
+from dspark.target.attention import Forward
 from dspark.target.caches import C128_PER_PAGE, PAGE_TOKENS
 from dspark.target.config import ModelConfig
-from dspark.target.forward import Forward
-from dspark.target.model import embed_streams, logits, run_layers
+from dspark.target.model import logits, run_layers
 from dspark.target.weights import TargetWeights, load_target
 
 FLASH_LAYERS = {0: 2, 4: 21, 128: 20}  # ratio -> layers of DeepSeek-V4-Flash
@@ -73,7 +73,7 @@ def measure(weights: TargetWeights, config: ModelConfig, rows: int, context: int
             store_all=True,
         )
         out = run_layers(
-            embed_streams(weights.embed[ids]),
+            weights.embed[ids],
             ids,
             weights,
             config,

@@ -13,10 +13,11 @@ from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.compress import rows_fit_ring
 from dspark.kernels.step import BatchRows, Bounds, Rings, StepMeta, Tables, step_meta
 from dspark.state import StateGeometry, StatePools
+from dspark.target.attention import Forward
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.forward import Forward, rope_tables
-from dspark.target.model import TargetOutput, embed_streams, logits, run_layers
+from dspark.target.model import TargetOutput, logits, run_layers
+from dspark.target.rope import rope_tables
 from dspark.target.weights import TargetWeights
 
 
@@ -142,9 +143,8 @@ class LocalTarget:
         """Run all rows in one forward; `store_all` as in decode and verify, False as in prefill."""
         ids = self.tensor([t for r in rows for t in r.tokens])
         running = rows_fit_ring(max(len(r.tokens) for r in rows), self.geometry.c4.ring)
-        streams = embed_streams(self.weights.embed[ids].to(self.dtype))
         return run_layers(
-            streams,
+            self.weights.embed[ids].to(self.dtype),
             ids,
             self.weights,
             self.config,

@@ -9,6 +9,7 @@ compressed entries a query may read next to its 128-token window:
 * ratio 128: every entry (one per 128 tokens) whose window has closed.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,10 +26,22 @@ from dspark.kernels.linear import (
     rms_norm,
 )
 from dspark.kernels.qkv import q_kv_prepare
+from dspark.kernels.step import StepMeta
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.forward import Forward
+from dspark.target.rope import RopeTables
 from dspark.target.weights import AttentionWeights
+
+
+class Forward(NamedTuple):
+    """Rows, tables and memory of one forward; made once, read by every layer."""
+
+    meta: StepMeta
+    # Rows of running requests (decode, verify), each request's few enough for
+    # `dspark.kernels.compress.rows_fit_ring`; False = rows of prompts.
+    running: bool
+    rope: RopeTables
+    caches: Sequence[LayerCaches]  # one per layer, updated in place
 
 
 class WindowRows(NamedTuple):
@@ -78,19 +91,19 @@ def attention(
     Returns:
         [T, hidden] this rank's partial sum; the caller reduces over ranks.
     """
-    ratio, caches = config.compress_ratios[layer], forward.caches[layer]
-    rope = forward.rope.of(ratio)
+    ratio = config.compress_ratios[layer]
+    view = LayerView(window_rows(forward), forward.rope.of(ratio), forward.caches[layer])
     latent, kv = project(x, w, config)
     entries = None
     if ratio == 4:
         widths = (w.sink.shape[0] * config.head_dim, config.index_n_heads * config.index_head_dim)
         q, index_query = fp8_linear_parts(latent, w.wq_b, widths)
-        entries = _entries_c4(x, index_query, w, config, forward, caches)
+        entries = _entries_c4(x, index_query, w, config, forward, view)
     else:
         q = fp8_linear(latent, w.wq_b)
         if ratio == 128:
-            entries = _entries_c128(x, w, config, forward, caches)
-    return attend(q, kv, w, config, LayerView(window_rows(forward), rope, caches), entries)
+            entries = _entries_c128(x, w, config, forward, view)
+    return attend(q, kv, w, config, view, entries)
 
 
 def project(x: torch.Tensor, w: AttentionWeights, config: ModelConfig) -> Projected:
@@ -151,9 +164,9 @@ def _entries_c128(
     w: AttentionWeights,
     config: ModelConfig,
     forward: Forward,
-    caches: LayerCaches,
+    layer: LayerView,
 ) -> SlotList:
-    meta = forward.meta
+    meta, caches = forward.meta, layer.caches
     assert w.wcompress is not None
     assert w.compressor is not None
     assert caches.state is not None
@@ -168,7 +181,7 @@ def _entries_c128(
         ),
         meta.c128_plan,
         meta.c128_store,
-        forward.rope.of(128),
+        layer.rope,
         meta.c128_entry,
         C128_PER_PAGE,
         config.rms_norm_eps,
@@ -182,13 +195,14 @@ def _entries_c4(
     w: AttentionWeights,
     config: ModelConfig,
     forward: Forward,
-    caches: LayerCaches,
+    layer: LayerView,
 ) -> SlotList:
     """Form the C4 entries that close in this forward and their index keys, then let the indexer
     choose. Every rank runs all of it: all must select the same entries.
 
     index_query: [T, index heads * 128].
     """
+    meta, rope, caches = forward.meta, layer.rope, layer.caches
     assert w.wcompress is not None
     assert w.compressor is not None
     assert w.index_compressor is not None
@@ -196,7 +210,6 @@ def _entries_c4(
     assert caches.compressed is not None
     assert caches.index_state is not None
     assert caches.index is not None
-    meta, rope = forward.meta, forward.rope.of(4)
     heads = config.index_n_heads
     widths = (4 * config.head_dim, 4 * config.index_head_dim, heads)
     raw, index_raw, head_weights = bf16_linear_parts(x, w.wcompress, widths, torch.float32)

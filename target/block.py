@@ -36,11 +36,13 @@ def block_sites(
 
 
 def through_sites(
-    streams: torch.Tensor, sites: Sequence[Site], config: ModelConfig, group
+    embedded: torch.Tensor, sites: Sequence[Site], config: ModelConfig, group
 ) -> Iterator[torch.Tensor]:
     """Run `sites` in order; yields the streams [T, 4, hidden] after each.
 
-    `group` is the tensor-parallel process group, or None on one rank.
+    Args:
+        embedded: [T, hidden]; the streams start as four copies of it.
+        group: tensor-parallel process group, or None on one rank.
     """
 
     def mixing(site: Site):
@@ -52,6 +54,7 @@ def through_sites(
             config.hc_sinkhorn_iters,
         )
 
+    streams = embedded.unsqueeze(1).repeat(1, 4, 1)
     pre = mhc_pre(streams, *mixing(sites[0]))
     for site, following in zip(sites, [*sites[1:], None], strict=True):
         out = tp_sum(site.sublayer(pre.y), group)

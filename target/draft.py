@@ -19,7 +19,6 @@ from dspark.target.attention import LayerView, WindowRows
 from dspark.target.block import Site, block_sites, collapse_streams, through_sites
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-from dspark.target.model import embed_streams
 from dspark.target.weights import AttentionWeights, DraftWeights
 
 
@@ -110,7 +109,7 @@ def run_block(
             return attention.attend(q, kv, attn, config, LayerView(rows, forward.rope, cache))
 
         sites.extend(block_sites(token_ids, stage, config, attend))
-    *_, streams = through_sites(embed_streams(embedded), sites, config, group)
+    *_, streams = through_sites(embedded, sites, config, group)
     hidden = collapse_streams(streams, w.hc_head, config)
     normed = rms_norm(hidden, w.norm, config.rms_norm_eps)
     return DraftOutput(hidden, bf16_linear(normed, head, out_dtype=torch.float32))

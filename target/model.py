@@ -10,10 +10,9 @@ import torch
 
 from dspark.kernels.hyper import stream_mean
 from dspark.kernels.linear import bf16_linear, rms_norm
-from dspark.target.attention import attention
+from dspark.target.attention import Forward, attention
 from dspark.target.block import Site, block_sites, collapse_streams, through_sites
 from dspark.target.config import ModelConfig
-from dspark.target.forward import Forward
 from dspark.target.weights import TargetWeights
 
 
@@ -22,13 +21,8 @@ class TargetOutput(NamedTuple):
     captures: list[torch.Tensor]  # one [T, hidden] per captured layer, ascending layer
 
 
-def embed_streams(embedded: torch.Tensor) -> torch.Tensor:
-    """[T, hidden] -> [T, 4, hidden]: the residual streams start as four copies."""
-    return embedded.unsqueeze(1).repeat(1, 4, 1)
-
-
 def run_layers(
-    streams: torch.Tensor,
+    embedded: torch.Tensor,
     token_ids: torch.Tensor,
     w: TargetWeights,
     config: ModelConfig,
@@ -39,7 +33,7 @@ def run_layers(
     """All blocks and the final norm.
 
     Args:
-        streams: [T, 4, hidden] from `embed_streams`.
+        embedded: [T, hidden] embeddings of `token_ids`.
         token_ids: i64 [T], for hash-routed layers.
         capture_layers: layers whose output (mean over streams) the draft model wants.
         group: tensor-parallel process group or None.
@@ -52,8 +46,7 @@ def run_layers(
 
         sites.extend(block_sites(token_ids, weights, config, attend))
     captures = []
-    for done, after in enumerate(through_sites(streams, sites, config, group), start=1):
-        streams = after
+    for done, streams in enumerate(through_sites(embedded, sites, config, group), start=1):
         if done % 2 == 0 and done // 2 - 1 in capture_layers:  # both sites of the layer have run
             captures.append(stream_mean(streams))
     hidden = rms_norm(collapse_streams(streams, w.hc_head, config), w.norm, config.rms_norm_eps)

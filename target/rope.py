@@ -8,12 +8,30 @@ model was trained with fp32 angles, so more precision would be less faithful.
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 
-from dspark.target.config import YarnConfig
+from dspark.target.config import ModelConfig, YarnConfig
 
 ROPE_DIM = 64
+
+
+class RopeTables(NamedTuple):
+    """Ratio-0 layers rotate by plain theta 1e4; compressed layers by theta 1.6e5 with YaRN."""
+
+    plain: torch.Tensor  # [maxpos, 64] f32
+    compressed: torch.Tensor  # [maxpos, 64] f32
+
+    def of(self, ratio: int) -> torch.Tensor:
+        return self.plain if ratio == 0 else self.compressed
+
+
+def rope_tables(config: ModelConfig, max_positions: int, device: torch.device) -> RopeTables:
+    return RopeTables(
+        rope_table_on(device, config.rope_theta, max_positions, None),
+        rope_table_on(device, config.compress_rope_theta, max_positions, config.yarn),
+    )
 
 
 def rope_table(theta: float, max_positions: int, yarn: YarnConfig | None) -> torch.Tensor:

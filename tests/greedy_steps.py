@@ -6,8 +6,7 @@ from dspark.kernels.accept import Accept
 from dspark.speculation.accept import accept
 from dspark.speculation.budget import VerifyRows
 from dspark.speculation.propose import Proposal, with_bonus
-from dspark.speculation.requests import Requests
-from dspark.speculation.sampling import RequestParams
+from dspark.speculation.sampling import RequestParams, Requests
 
 
 def greedy_request(slot: int, committed: int, bonus: int) -> Requests:

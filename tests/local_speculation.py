@@ -6,9 +6,9 @@ from greedy_steps import greedy_request, judge
 from dspark.bench.local_target import LocalTarget, Rows
 from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.step import BlockRows, Tables, draft_meta
-from dspark.speculation.commit import committed_slots
+from dspark.speculation.accept import committed_slots
 from dspark.speculation.propose import DraftHead, Proposal, propose
-from dspark.speculation.requests import Requests
+from dspark.speculation.sampling import Requests
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
 from dspark.target.draft import DraftForward, block_ids, inject, run_block

@@ -22,7 +22,7 @@ from sglang.srt.managers.schedule_batch import (
 
 from dspark.speculation import ranks
 from dspark.speculation.penalties import stop_ids
-from dspark.speculation.requests import BROKEN
+from dspark.speculation.sampling import BROKEN
 
 PLACEHOLDER = 0  # the token the device goes on with in place of BROKEN
 

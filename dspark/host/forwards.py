@@ -15,7 +15,7 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from dspark.speculation.requests import Requests
+from dspark.speculation.sampling import Requests
 
 
 def run_draft_block(

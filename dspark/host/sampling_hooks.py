@@ -83,7 +83,7 @@ def draw_as_drafts_are_judged(
 def prepare_logits(original, sampler, logits, sampling_info):
     if not is_ours():
         return original(sampler, logits, sampling_info)
-    from dspark.host.no_choice import prepare
+    from dspark.host.target_sampler import prepare
 
     return prepare(logits, sampling_info)
 
@@ -93,7 +93,7 @@ def relay_ordinary_tokens(original, scheduler, future_indices, batch_result):
     marked = batch_result.next_token_ids
     if batch_result.next_draft_input is not None or marked is None or not is_ours():
         return original(scheduler, future_indices, batch_result)
-    from dspark.host.no_choice import unmarked
+    from dspark.host.target_sampler import unmarked
 
     batch_result.next_token_ids = unmarked(marked)
     original(scheduler, future_indices, batch_result)

@@ -19,19 +19,18 @@ from sglang.srt.speculative.draft_worker_common import (
     make_draft_block_spec_info,
 )
 
-from dspark.host import forwards, grammar, logprobs, sampling_info
+from dspark.host import forwards, sampling_info
 from dspark.host.draft_input import draft_input
 from dspark.kernels.accept import Accept
 from dspark.kernels.collective import gather_vocab, transport
 from dspark.kernels.common.argmax import token_of
 from dspark.speculation import forced_drafts, ranks, sampling
-from dspark.speculation.accept import accept, decisions, emitted, has_choice, last_row
+from dspark.speculation.accept import accept, committed_slots
 from dspark.speculation.budget import VerifyRows
-from dspark.speculation.commit import committed_slots
 from dspark.speculation.monitor import AcceptanceMonitor
-from dspark.speculation.penalties import Penalties, is_penalised
+from dspark.speculation.penalties import Penalties, any_penalised
 from dspark.speculation.propose import DraftHead, Proposal, propose, with_bonus
-from dspark.speculation.requests import BROKEN, Requests
+from dspark.speculation.sampling import BROKEN, Requests
 from dspark.speculation.settings import Settings
 from dspark.state.upload import Upload
 from dspark.target.draft import block_ids
@@ -145,7 +144,7 @@ class DSparkWorker(BaseSpecWorker):
         return out
 
     def _decode(self, batch, on_publish, grammar_barrier) -> GenerationBatchResult:
-        requests = self._requests(batch)
+        requests = sampling_info.requests_of(batch, self.seeds, self.seeded)
         places = self._places(requests)
         proposal = self._propose(batch, requests)
         rows = self.scheduler.rows(proposal.confidence, requests.slot)
@@ -155,17 +154,19 @@ class DSparkWorker(BaseSpecWorker):
         outcome = accept(
             candidates, judged.logits, proposal, requests, rows, self.group, judged.first_column
         )
-        agreement = self._compare(candidates, rows, outcome, judged)
+        agreement = ranks.compare_steps(
+            candidates, rows, outcome, judged.logits, judged.broken, self.group
+        )
         if on_publish is not None:
             on_publish(outcome.new_len)
 
         self._commit(batch, requests, places, outcome, rows, out.logits_output)
         self._collect(proposal, outcome)
         if batch.return_logprob:
-            logprobs.attach(out.logits_output, judged.logits, outcome.tokens, batch)
+            sampling_info.store_logprobs(out.logits_output, judged.logits, outcome.tokens, batch)
         return GenerationBatchResult(
             logits_output=out.logits_output,
-            next_token_ids=emitted(outcome, agreement).flatten(),
+            next_token_ids=ranks.emitted(outcome, agreement).flatten(),
             accept_lens=outcome.commit_len,
             block_accept_lens=outcome.commit_len + outcome.trimmed,
             cap_lens=rows.acceptable,
@@ -185,7 +186,7 @@ class DSparkWorker(BaseSpecWorker):
         seeded = [req.sampling_params.sampling_seed is not None for req in batch.reqs]
         self.seeded[slot] = self.upload(torch.tensor(seeded))
         self.scheduler.admit(slot)
-        if self.penalties is None and _any_penalised(batch):
+        if self.penalties is None and any_penalised(batch.reqs):
             self.penalties = Penalties(len(self.seeds), self.vocab, self.device)
         if self.penalties is not None:
             self.penalties.admit(slot, batch.reqs)
@@ -204,26 +205,14 @@ class DSparkWorker(BaseSpecWorker):
         params = sampling_info.request_params(info)
         choice = sampling.draw(logits, params, self.seeds[slot], position.to(torch.int64))
         tokens = token_of(choice)
-        agreement = ranks.compare(tokens[:, None], has_choice(logits), broken, self.group)
+        agreement = ranks.compare(tokens[:, None], ranks.has_choice(logits), broken, self.group)
         if batch.return_logprob:
-            logprobs.attach(logits_output, logits, tokens[:, None], batch)
+            sampling_info.store_logprobs(logits_output, logits, tokens[:, None], batch)
         self._count(batch, slot, tokens[:, None], torch.ones_like(tokens))
         chosen = torch.where(agreement.has_choice, tokens, BROKEN)
         return ranks.mark(chosen[:, None], agreement)[:, 0]
 
     # The parts of a decode step, in the order they run.
-
-    def _requests(self, batch) -> Requests:
-        slot = batch.req_pool_indices
-        return Requests(
-            slot,
-            batch.seq_lens.to(torch.int64),
-            batch.spec_info.bonus_tokens.to(torch.int64),
-            self.seeds[slot],
-            self.seeded[slot],
-            sum(sampling_info.samples_without_seed(req.sampling_params) for req in batch.reqs),
-            sampling_info.request_params(batch.sampling_info),
-        )
 
     def _places(self, requests: Requests) -> Places:
         table = self.target_runner.req_to_token_pool.req_to_token
@@ -236,40 +225,26 @@ class DSparkWorker(BaseSpecWorker):
         """Draft a whole block: its width is what the draft was trained with."""
         ids = block_ids(requests.bonus, self.gamma, self.config.noise_token_id)
         out = forwards.run_draft_block(self.draft_runner, batch, requests, ids, self.block_info)
-        proposal = propose(
-            out.next_token_logits, out.hidden_states, requests, self.head, self.depth
+        return propose(
+            out.next_token_logits, out.hidden_states, requests, self.head, self.depth, self.forced
         )
-        if self.forced is None:
-            return proposal
-        tokens, certain = self.forced.replace(proposal.tokens, requests.slot, requests.committed)
-        return proposal._replace(tokens=tokens, certain=certain)
 
     def _verify(
         self, batch, requests: Requests, places: Places, candidates, rows: VerifyRows, barrier
     ) -> tuple[GenerationBatchResult, Judged]:
         """Run all R * V rows; those beyond `rows.run` are padding."""
-        tree = grammar.start_copy(batch, candidates)
+        tree = sampling_info.grammar_tree(batch, candidates)
         backend = self.target_runner.attn_backend
         backend.rows_run[requests.slot] = rows.run.to(torch.int64)
         out = forwards.run_verify_rows(self._target_worker, batch, candidates, *places)
         logits = out.logits_output.next_token_logits
         broken = ranks.broken_rows(logits, self.group)
-        mask = grammar.mask(batch, tree, logits.device, barrier)
+        mask = sampling_info.grammar_mask(batch, tree, logits.device, barrier)
         first_column: int | None = self.first_column
-        if not _takes_the_largest(batch, requests, mask):
+        if not sampling_info.takes_the_largest(batch, requests, mask):
             logits, first_column = gather_vocab(logits, self.group), None
         self._adjust(batch, logits, mask, requests.slot, candidates[:, 1:], requests.committed)
         return out, Judged(logits, first_column, broken)
-
-    def _compare(self, candidates, rows: VerifyRows, outcome: Accept, judged: Judged):
-        """What the other ranks say about this step: `ranks.Agreement`."""
-        broken = judged.broken.view(candidates.shape) & (self.row <= outcome.accepted[:, None])
-        return ranks.compare(
-            decisions(candidates, rows, outcome),
-            has_choice(last_row(outcome, judged.logits)),
-            broken.any(1),
-            self.group,
-        )
 
     def _adjust(self, batch, logits, mask, slot, drafts, position) -> None:
         """Turn raw logits f32 [R * V, N] into those the requests asked for, in place.
@@ -278,8 +253,8 @@ class DSparkWorker(BaseSpecWorker):
         emitted token.
         """
         by_request = logits.view(len(batch.reqs), drafts.shape[1] + 1, -1)
-        if self.penalties is not None and _any_penalised(batch):
-            self.penalties.apply(by_request, slot, drafts, position)
+        if (penalties := self._penalties(batch)) is not None:
+            penalties.apply(by_request, slot, drafts, position)
         sampling_info.adjust(by_request, batch.sampling_info, mask)
 
     def _commit(
@@ -308,8 +283,12 @@ class DSparkWorker(BaseSpecWorker):
 
     def _count(self, batch, slot, tokens, count) -> None:
         """Penalties count emitted tokens: the first count[r] of each row of i64 [R, V]."""
-        if self.penalties is not None and _any_penalised(batch):
-            self.penalties.commit(slot, tokens, count)
+        if (penalties := self._penalties(batch)) is not None:
+            penalties.commit(slot, tokens, count)
+
+    def _penalties(self, batch) -> Penalties | None:
+        """None where no request of the batch asks for any."""
+        return self.penalties if any_penalised(batch.reqs) else None
 
     # What SGLang reads from a model worker (all of it: `seams.READ_FROM_WORKER`).
 
@@ -355,19 +334,3 @@ class DSparkWorker(BaseSpecWorker):
 
     def block_accept_estimate_log_suffix(self) -> str | None:
         return self.monitor.warning
-
-
-def _takes_the_largest(batch, requests: Requests, mask) -> bool:
-    """Whether each request takes the largest of its raw logits and asks nothing else of them."""
-    info = batch.sampling_info
-    return requests.params.all_greedy and not (
-        mask is not None
-        or info.logit_bias is not None
-        or info.has_custom_logit_processor
-        or batch.return_logprob
-        or _any_penalised(batch)
-    )
-
-
-def _any_penalised(batch) -> bool:
-    return any(is_penalised(req.sampling_params) for req in batch.reqs)

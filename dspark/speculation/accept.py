@@ -1,4 +1,4 @@
-"""What the target makes of the candidates: how many drafts stay, and the tokens that are emitted.
+"""What the target makes of the candidates: how many drafts stay, and what is emitted and kept.
 
 R requests, V = depth + 1 rows of each, N tokens in the vocabulary.
 """
@@ -12,9 +12,7 @@ from dspark.kernels.collective import Group
 from dspark.kernels.sampling import Cut, choose
 from dspark.speculation.budget import VerifyRows
 from dspark.speculation.propose import Proposal, proposal_law
-from dspark.speculation.ranks import Agreement, mark
-from dspark.speculation.requests import BROKEN, Requests
-from dspark.speculation.sampling import tails
+from dspark.speculation.sampling import Requests, tails
 
 # Requests whose draft distributions are gathered over the ranks at once: bounds the memory.
 SLICE = 8
@@ -52,6 +50,7 @@ def accept(
             group=None if first_column is None else group,
         )
     cut = tails(logits, params)
+    # For all requests: to leave out those judged by rejection would copy the others' logits.
     choice = choose(logits, params.temperature, requests.seed, committed + 1, cut)
     outcome = accept_chosen(
         candidates, choice, acceptable=rows.acceptable, committed=committed, rows_run=rows.run
@@ -101,26 +100,13 @@ def _reject(
     )
 
 
-def decisions(candidates: torch.Tensor, rows: VerifyRows, outcome: Accept) -> torch.Tensor:
-    """i64 [R, K] all that a step has decided, for the ranks to compare."""
-    counts = [rows.run, rows.acceptable, outcome.accepted, outcome.trimmed]
-    return torch.cat([candidates, outcome.tokens, torch.stack(counts, 1).long()], 1)
+def committed_slots(window_slots: torch.Tensor, commit_len: torch.Tensor) -> torch.Tensor:
+    """i32 [R * V] window slots of the committed rows; -1 where a row was rejected.
 
-
-def last_row(outcome: Accept, by_row: torch.Tensor) -> torch.Tensor:
-    """[R * V, ...] -> [R, ...]: the row that chose the last token of each request."""
-    requests, width = outcome.tokens.shape
-    first = torch.arange(requests, device=by_row.device) * width
-    return by_row[first + outcome.accepted.long()]
-
-
-def emitted(outcome: Accept, agreement: Agreement) -> torch.Tensor:
-    """i64 [R, V] tokens for the host; BROKEN in place of one that could not be chosen."""
-    row = torch.arange(outcome.tokens.shape[1], device=outcome.tokens.device)
-    no_choice = ~agreement.has_choice[:, None] & (row == outcome.accepted[:, None])
-    return mark(torch.where(no_choice, BROKEN, outcome.tokens), agreement)
-
-
-def has_choice(logits: torch.Tensor) -> torch.Tensor:
-    """f32 [R, N] -> bool [R]: some token has a finite or +inf logit."""
-    return (logits > -torch.inf).any(-1)
+    Args:
+        window_slots: int [R, V] window slot of each verify row.
+        commit_len: i32 [R] rows that are committed, from the first on.
+    """
+    row = torch.arange(window_slots.shape[1], device=window_slots.device)
+    kept = torch.where(row < commit_len[:, None], window_slots, -1)
+    return kept.to(torch.int32).flatten()

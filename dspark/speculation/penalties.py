@@ -31,6 +31,10 @@ def is_penalised(params: Any) -> bool:
     return settings(params) != NEUTRAL
 
 
+def any_penalised(reqs: Sequence[Any]) -> bool:
+    return any(is_penalised(req.sampling_params) for req in reqs)
+
+
 def stop_ids(req: Any) -> set[int]:
     """Tokens that min_new_tokens holds back: all that would end the request.
 

@@ -11,7 +11,8 @@ import torch
 from dspark.kernels.collective import Group, gather_vocab
 from dspark.kernels.draft import Confidence, MarkovBlock, confidence, markov_block
 from dspark.kernels.linear import Bf16Weight
-from dspark.speculation.requests import Requests
+from dspark.speculation.forced_drafts import ForcedDrafts
+from dspark.speculation.sampling import Requests
 
 
 class DraftHead(NamedTuple):
@@ -35,19 +36,28 @@ class Proposal(NamedTuple):
 
 
 def propose(
-    logits: torch.Tensor, hidden: torch.Tensor, requests: Requests, head: DraftHead, depth: int
+    logits: torch.Tensor,
+    hidden: torch.Tensor,
+    requests: Requests,
+    head: DraftHead,
+    depth: int,
+    forced: ForcedDrafts | None = None,
 ) -> Proposal:
     """Draw the drafts of every request, and say how far to trust each.
 
     Args:
         logits: f32 [R * gamma, shard] of the draft block, this rank's shard of the vocabulary.
         hidden: [R * gamma, hidden] the same rows before the draft's final norm.
+        forced: drafts to put in place of the model's.
     """
     count = requests.slot.shape[0]
     block = _draw(logits.view(count, -1, logits.shape[-1]), requests, head)
     trust = _trust(hidden.view(count, -1, hidden.shape[-1]), block.tokens, requests, head)
     drawn_from = None if block.logits is None else block.logits[:, :depth]
-    return Proposal(block.tokens[:, :depth], drawn_from, trust.probability, trust.logit)
+    tokens, certain = block.tokens[:, :depth], None
+    if forced is not None:
+        tokens, certain = forced.replace(tokens, requests.slot, requests.committed)
+    return Proposal(tokens, drawn_from, trust.probability, trust.logit, certain)
 
 
 def proposal_law(proposal: Proposal, some: torch.Tensor, group: Group) -> torch.Tensor:

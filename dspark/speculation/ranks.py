@@ -12,8 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dspark.kernels.accept import Accept
 from dspark.kernels.collective import Group, transport
-from dspark.speculation.requests import BROKEN
+from dspark.speculation.budget import VerifyRows
+from dspark.speculation.sampling import BROKEN
 
 _FACTOR = 0x2545F4914F6CDD1D
 _SHIFT = 29
@@ -40,6 +42,36 @@ def broken_rows(logits: Tensor, group: Group) -> Tensor:
     return logits.isnan().any(-1)
 
 
+def has_choice(logits: Tensor) -> Tensor:
+    """f32 [R, N] -> bool [R]: some token has a finite or +inf logit."""
+    return (logits > -torch.inf).any(-1)
+
+
+def compare_steps(
+    candidates: Tensor,
+    rows: VerifyRows,
+    outcome: Accept,
+    logits: Tensor,
+    broken: Tensor,
+    group: Group,
+) -> Agreement:
+    """`compare` all that a decode step has decided. V rows of each request.
+
+    Args:
+        candidates: i64 [R, V].
+        logits: f32 [R * V, N or this rank's columns] that the drafts were judged by.
+        broken: bool [R * V] of `broken_rows`; rows behind the accepted ones do not count.
+    """
+    requests, width = candidates.shape
+    row = torch.arange(width, device=candidates.device)
+    counts = [rows.run, rows.acceptable, outcome.accepted, outcome.trimmed]
+    decisions = torch.cat([candidates, outcome.tokens, torch.stack(counts, 1).long()], 1)
+    # The row that chose the last token of each request.
+    last = torch.arange(requests, device=candidates.device) * width + outcome.accepted.long()
+    counted = broken.view(requests, width) & (row <= outcome.accepted[:, None])
+    return compare(decisions, has_choice(logits[last]), counted.any(1), group)
+
+
 def compare(decisions: Tensor, has_choice: Tensor, shard_broken: Tensor, group: Group) -> Agreement:
     """Exchange one word a request.
 
@@ -55,6 +87,13 @@ def compare(decisions: Tensor, has_choice: Tensor, shard_broken: Tensor, group: 
     odd, alone = _odd_rank(words >> 2), _alone(words & 1 == 1)
     fault = torch.where(odd >= 0, 2 * odd, torch.where(alone >= 0, 2 * alone + 1, -1))
     return Agreement((words & 2 == 2).any(0), fault)
+
+
+def emitted(outcome: Accept, agreement: Agreement) -> Tensor:
+    """i64 [R, V] tokens for the host; BROKEN in place of one that could not be chosen."""
+    row = torch.arange(outcome.tokens.shape[1], device=outcome.tokens.device)
+    no_choice = ~agreement.has_choice[:, None] & (row == outcome.accepted[:, None])
+    return mark(torch.where(no_choice, BROKEN, outcome.tokens), agreement)
 
 
 def mark(tokens: Tensor, agreement: Agreement) -> Tensor:

@@ -1,4 +1,4 @@
-"""How the token of a row is chosen: from adjusted logits to what the request asked for.
+"""The requests of a step, and how the token of a row is chosen for them.
 
 Order as in SGLang's decode: penalties, grammar mask, bias, custom processors, then temperature
 with top-k, top-p and min-p cut from the same sorted probabilities.
@@ -11,6 +11,8 @@ import torch
 
 from dspark.kernels.sampling import Cut, choose, cut_tails
 
+BROKEN = -1  # emitted in place of a token that could not be chosen
+
 
 class RequestParams(NamedTuple):
     """Sampling parameters of R requests."""
@@ -22,6 +24,18 @@ class RequestParams(NamedTuple):
     # Known to the host, to pick the code path:
     all_greedy: bool
     any_cut: bool  # some request uses top-k, top-p or min-p
+
+
+class Requests(NamedTuple):
+    """R running requests, on the device but for what the host must know to pick a code path."""
+
+    slot: torch.Tensor  # i64 [R] request slots
+    committed: torch.Tensor  # i64 [R] committed length; the bonus token sits at this position
+    bonus: torch.Tensor  # i64 [R] last emitted token, which no forward has seen yet
+    seed: torch.Tensor  # i64 [R]
+    seeded: torch.Tensor  # bool [R] the request itself named the seed
+    unseeded: int  # requests that sample without: their drafts are judged by rejection
+    params: RequestParams
 
 
 def tails(logits: torch.Tensor, params: RequestParams) -> Cut | None:

@@ -5,11 +5,11 @@ import torch
 
 from dspark import embedded
 from dspark.bench.local_target import LocalTarget, Rows
+from dspark.target.attention import Forward
 from dspark.target.checkpoint.make import ACCEPTANCE, make_checkpoint
 from dspark.target.checkpoint.presets import PRESETS
 from dspark.target.config import ModelConfig
-from dspark.target.forward import Forward
-from dspark.target.model import embed_streams, run_layers
+from dspark.target.model import run_layers
 from dspark.target.weights import load_target
 
 pytestmark = [
@@ -92,9 +92,8 @@ def test_a_captured_decode_step_equals_the_eager_one(model_of, tokens):
             Rings(replayed.geometry.c4.ring, replayed.geometry.c128.ring),
             store_all=True,
         )
-        streams = embed_streams(replayed.weights.embed[ids])
         return run_layers(
-            streams,
+            replayed.weights.embed[ids],
             ids,
             replayed.weights,
             replayed.config,

@@ -13,7 +13,7 @@ from dspark.host.seams import check_worker
 from dspark.kernels.collective import gather_vocab, tp_sum
 from dspark.kernels.linear import Bf16Weight, bf16_linear
 from dspark.target.config import ModelConfig
-from dspark.target.model import embed_streams, run_layers
+from dspark.target.model import run_layers
 from dspark.target.weights import TargetWeights, load_target
 
 
@@ -130,9 +130,8 @@ class DeepseekV4ForCausalLM(nn.Module):
     def forward(self, input_ids, positions, forward_batch, input_embeds=None, **_):
         """i64 [T] -> LogitsProcessorOutput; positions and slots come from the backend."""
         backend = get_attn_backend()
-        streams = embed_streams(self.embed_tokens(input_ids))
         out = run_layers(
-            streams,
+            self.embed_tokens(input_ids),
             input_ids,
             self.weights,
             self.config,

@@ -7,7 +7,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from dspark.host.finish import take, update_finish_state
-from dspark.speculation.requests import BROKEN
+from dspark.speculation.sampling import BROKEN
 
 EOS, STOP, VOCAB = 1, 50, 100
 THINK_END = [60, 61]

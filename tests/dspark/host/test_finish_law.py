@@ -19,7 +19,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from dspark.host.cpu_hooks import mask_without_pinned_memory
 from dspark.host.finish import take, update_finish_state
-from dspark.speculation.requests import BROKEN
+from dspark.speculation.sampling import BROKEN
 
 VOCABULARY = [b"<eos>", b"a", b"b", b"c", b"ab", b"bc", b"cab", b"\xc3", b"\xa9", b"a\xc3", b"<t>"]
 EOS, THINK_END = 0, 10

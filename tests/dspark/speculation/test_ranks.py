@@ -6,7 +6,7 @@ from torch import distributed as dist
 from torch import multiprocessing
 
 from dspark.speculation import ranks
-from dspark.speculation.requests import BROKEN
+from dspark.speculation.sampling import BROKEN
 
 RANKS, REQUESTS = 4, 5
 TOKENS = torch.arange(REQUESTS * 6).view(REQUESTS, 6)

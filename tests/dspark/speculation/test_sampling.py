@@ -1,14 +1,10 @@
 """From raw logits to the distribution a request asked for, and the numbers it is sampled by."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
-from dspark.errors import UsageError
 from dspark.kernels.common.argmax import NOTHING, token_of
-from dspark.speculation.forced_drafts import ForcedDrafts, right_drafts
 from dspark.speculation.sampling import RequestParams, choice_seed, draw, request_seed, tails
 
 VOCAB = 16
@@ -97,35 +93,3 @@ def test_choices_of_a_request_have_seeds_of_their_own():
     assert all(-(2**63) <= seed < 2**63 for seed in seeds)
     assert seeds == [choice_seed(7, i) for i in range(100)]
     assert choice_seed(-(2**63), 1) != choice_seed(2**63 - 1, 1)
-
-
-# Forced drafts.
-
-
-def wish(kind, continuation=(), prompt=4):
-    custom = None if kind is None else {"draft": kind, "continuation": list(continuation)}
-    return SimpleNamespace(
-        sampling_params=SimpleNamespace(custom_params=custom), origin_input_ids=[0] * prompt
-    )
-
-
-def test_forced_drafts_follow_their_requests():
-    forced = ForcedDrafts(slots=6, longest=32, depth=3, vocab=100, device="cpu")
-    line = list(range(20, 40))
-    kinds = ["oracle", "wrong", "wrong@2", "random", None]
-    slot = torch.arange(1, 6)
-    forced.admit(slot.tolist(), [wish(kind, line) for kind in kinds])
-    model = torch.tensor([[7, 8, 9]] * 5)
-    # The bonus token, output 5 of the request, sits at position 4 + 5: drafts start at output 6.
-    tokens, certain = forced.replace(model, slot, torch.full((5,), 9))
-    assert tokens[0].tolist() == [26, 27, 28]
-    assert tokens[1].tolist() == [27, 28, 29]
-    assert tokens[2].tolist() == [26, 27, 29]
-    assert tokens[4].tolist() == [7, 8, 9]
-    assert certain.tolist() == [True, True, True, True, False]
-
-
-@pytest.mark.parametrize("kind", ["orakel", "oracle@2", "wrong@", "wrong@x"])
-def test_unknown_forced_drafts_are_named(kind):
-    with pytest.raises(UsageError, match="oracle, wrong, wrong@k or random"):
-        right_drafts(kind, 5)
