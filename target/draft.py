@@ -98,6 +98,7 @@ def run_block(
         group: tensor-parallel process group or None.
     """
     meta = forward.meta
+    token_ids = torch.where(meta.length == 0, -1, token_ids)  # padded rows choose no experts
     rows = WindowRows(meta.pos, meta.window_slot, meta.seen, meta.length, running=True)
     sites: list[Site] = []
     for stage, cache in zip(w.blocks, forward.caches, strict=True):

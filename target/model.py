@@ -34,10 +34,11 @@ def run_layers(
 
     Args:
         embedded: [T, hidden] embeddings of `token_ids`.
-        token_ids: i64 [T], for hash-routed layers.
+        token_ids: i64 [T], for hash-routed layers; padded rows choose no experts, whatever theirs.
         capture_layers: layers whose output (mean over streams) the draft model wants.
         group: tensor-parallel process group or None.
     """
+    token_ids = torch.where(forward.meta.row_req < 0, -1, token_ids)
     sites: list[Site] = []
     for layer, weights in enumerate(w.blocks):
 

@@ -15,7 +15,8 @@ def moe(
 
     Args:
         x: [T, hidden] normed input rows.
-        token_ids: i64 [T]; the first `num_hash_layers` layers pick experts by token id.
+        token_ids: i64 [T]; the first `num_hash_layers` layers pick experts by token id. Rows with
+            -1 pick none: they get what the shared expert makes of them.
 
     Returns:
         [T, hidden] this rank's partial sum; the caller reduces over ranks.

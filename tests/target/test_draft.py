@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 from dspark.kernels.common.fp8 import decode_e8m0
 from dspark.kernels.draft import confidence, markov_block
 from dspark.kernels.linear import dequantise_fp8
+from dspark.kernels.moe import route
 from dspark.kernels.moe.reference import dequantise_mxfp4
 from dspark.kernels.step import BlockRows, DraftMeta, Tables, draft_meta
+from dspark.target import moe as moe_layer
 from dspark.target.caches import LayerCaches
 from dspark.target.config import ModelConfig
 from dspark.target.draft import DraftForward, block_ids, inject, project, run_block
@@ -168,12 +170,13 @@ class Setup:
             for _ in self.weights.blocks
         ]
 
-    def meta(self, length: int) -> DraftMeta:
+    def meta(self, length: int, padded: int = 0) -> DraftMeta:
+        """padded: requests of nobody behind the one."""
         return draft_meta(
             BlockRows(
-                torch.tensor([1]),
-                torch.tensor([length]),
-                torch.zeros(1, dtype=torch.int64),
+                torch.tensor([1] + [-1] * padded),
+                torch.tensor([length] + [0] * padded),
+                torch.zeros(1 + padded, dtype=torch.int64),
                 self.gamma,
             ),
             Tables(self.table, self.full_to_swa),
@@ -187,15 +190,16 @@ class Setup:
             loc = torch.where(torch.arange(len(captures)) < keep, loc, -1).to(torch.int32)
         inject(captures, loc, pos, self.weights, self.config, self.rope, self.caches)
 
-    def block(self, length, bonus):
-        ids = block_ids(torch.tensor([bonus]), self.gamma, self.config.dspark.noise_token_id)
+    def block(self, length, bonus, padded=0):
+        bonuses = torch.tensor([bonus] * (1 + padded))
+        ids = block_ids(bonuses, self.gamma, self.config.dspark.noise_token_id)
         return run_block(
             self.embed[ids],
             ids,
             self.weights,
             self.head,
             self.config,
-            DraftForward(self.meta(length), self.rope, self.caches),
+            DraftForward(self.meta(length, padded), self.rope, self.caches),
         )
 
     def drafts(self, out, bonus):
@@ -277,6 +281,21 @@ def test_every_row_of_the_block_sees_the_others(setup, captures):
         DraftForward(setup.meta(40), setup.rope, setup.caches),
     ).hidden
     assert not torch.equal(changed[0], plain[0])
+
+
+def test_padded_requests_choose_no_experts_and_change_no_other(setup, captures, monkeypatch):
+    """A captured graph runs more requests than there are."""
+    setup.inject(captures[:40])
+    alone = setup.block(40, 9)
+    chosen = []
+    monkeypatch.setattr(moe_layer, "route", lambda *args: chosen.append(route(*args)) or chosen[-1])
+    together = setup.block(40, 9, padded=2)
+    assert together.hidden[: setup.gamma].equal(alone.hidden)
+    assert together.logits[: setup.gamma].equal(alone.logits)
+    real = torch.arange(3 * setup.gamma) < setup.gamma
+    for routed in chosen:
+        assert (routed.experts >= 0).all(1).equal(real)
+    assert len(chosen) == setup.config.dspark.stages
 
 
 def test_tokens_before_the_window_do_not_count(setup, tiny_directory, captures):

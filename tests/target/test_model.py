@@ -14,9 +14,14 @@ from oracle_served import served_rounding
 from transformers import DeepseekV4ForCausalLM, DynamicCache
 
 from dspark.bench.local_target import LocalTarget, Rows
+from dspark.kernels.moe import route
+from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
+from dspark.target import moe as moe_layer
+from dspark.target.attention import Forward
 from dspark.target.checkpoint.make import ACCEPTANCE, make_checkpoint
 from dspark.target.checkpoint.presets import PRESETS
 from dspark.target.config import ModelConfig
+from dspark.target.model import run_layers
 from dspark.target.weights import TargetWeights, load_target
 
 PREFILL_LENGTHS = [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, *range(125, 132)]
@@ -127,6 +132,45 @@ def test_rows_do_not_depend_on_their_neighbours(tiny, tokens):
         for j in range(6):  # one token at a time equals the six verify rows
             step = alone.forward([Rows(0, n + j, tokens[n + j : n + j + 1])])
             assert step.hidden[0].equal(verify.hidden[i * 6 + j])
+
+
+@pytest.mark.parametrize("run", [[2, 6, 1], [6, 0, 3], [1, 1, 1]])
+def test_rows_beyond_the_run_choose_no_experts_and_change_no_other(tiny, tokens, run, monkeypatch):
+    """Verify rows in a fixed width give the bits of the packed rows; the rest goes to no expert."""
+    lengths, width = [5, 130, 260], 6
+    ids = [tokens[n : n + width] for n in lengths]
+
+    def started():
+        made = LocalTarget(
+            tiny.weights, tiny.config, max_tokens=512, sequences=3, verify_width=width
+        )
+        made.forward([Rows(i, 0, tokens[:n]) for i, n in enumerate(lengths)], store_all=False)
+        return made
+
+    packed = started().forward([Rows(i, lengths[i], ids[i][:n]) for i, n in enumerate(run)])
+
+    chosen = []
+    monkeypatch.setattr(moe_layer, "route", lambda *args: chosen.append(route(*args)) or chosen[-1])
+    model = started()
+    chosen.clear()
+    meta = step_meta(
+        BatchRows(torch.tensor([1, 2, 3]), torch.tensor(lengths), torch.tensor(run), 18, width),
+        Tables(model.req_to_token, model.full_to_swa),
+        Bounds(tiny.config.sliding_window, model.max_pages, model.max_pages * 2),
+        Rings(model.geometry.c4.ring, model.geometry.c128.ring),
+        store_all=True,
+    )
+    flat = torch.tensor(ids).flatten()
+    embedded = tiny.weights.embed[flat].to(torch.bfloat16)
+    forward = Forward(meta, True, model.rope, model.caches)
+    padded = run_layers(embedded, flat, tiny.weights, tiny.config, forward)
+
+    runs = (torch.arange(width) < torch.tensor(run)[:, None]).flatten()
+    assert padded.hidden[runs].equal(packed.hidden)
+    assert len(chosen) == len(tiny.weights.blocks)
+    for routed in chosen:
+        assert (routed.experts >= 0).all(1).equal(runs)
+        assert (routed.experts[~runs] == -1).all()
 
 
 # HF in fp32 does not round to bf16 between ops. Logits (standard deviation 5.6) then differ by
