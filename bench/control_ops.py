@@ -17,7 +17,7 @@ from dspark.bench.graph_time import graph_time
 from dspark.bench.op_case import OpCase, copies_on
 from dspark.bench.tune.op import seeded
 from dspark.kernels.accept import accept_greedy, accept_sampled
-from dspark.kernels.draft import confidence, markov_block
+from dspark.kernels.draft import DraftSampling, confidence, markov_block
 from dspark.kernels.linear import prepare_bf16
 from dspark.kernels.sampling import choose, cut_tails
 from dspark.kernels.schedule import schedule
@@ -113,8 +113,8 @@ def draft_cases(requests: int, device: torch.device = CUDA) -> Iterator[OpCase]:
         }
         for _ in range(copies_on(device, moved))
     ]
-    keys = sampling(requests, device)
-    keys["seeded"] = torch.zeros(requests, dtype=torch.bool, device=device)
+    unseeded = torch.zeros(requests, dtype=torch.bool, device=device)
+    keys = {"sampling": DraftSampling(**sampling(requests, device), seeded=unseeded)}
     yield OpCase("markov_block greedy", markov_block, greedy, moved)
     yield OpCase("markov_block sampled", markov_block, [each | keys for each in greedy], moved)
     features = {

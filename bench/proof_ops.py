@@ -301,7 +301,7 @@ METHODS: dict[Callable[..., Any], Method] = {
     schedule: Method(),  # requests compete for one budget
     step_meta: Method(run=lambda out, **rest: step_meta(**rest)),
     draft_meta: Method(run=lambda out, **rest: draft_meta(**rest)),
-    markov_block: Method({**each("base", "prev", "seeded"), **SAMPLING}),
+    markov_block: Method(each("base", "prev", "sampling")),
     confidence: Method(each("hidden", "prev_tokens")),
     accept_greedy: Method(CANDIDATES),
     accept_sampled: Method({**CANDIDATES, **SAMPLING, **each("draft_logits")}),

@@ -9,7 +9,13 @@ from typing import NamedTuple
 import torch
 
 from dspark.kernels.collective import Group, gather_vocab
-from dspark.kernels.draft import Confidence, MarkovBlock, confidence, markov_block
+from dspark.kernels.draft import (
+    Confidence,
+    DraftSampling,
+    MarkovBlock,
+    confidence,
+    markov_block,
+)
 from dspark.kernels.linear import Bf16Weight
 from dspark.speculation.forced_drafts import ForcedDrafts
 from dspark.speculation.sampling import Requests
@@ -77,16 +83,15 @@ def with_bonus(requests: Requests, drafts: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(logits: torch.Tensor, requests: Requests, head: DraftHead) -> MarkovBlock:
-    sampled = not requests.params.all_greedy
+    sampling = DraftSampling(
+        requests.params.temperature, requests.seeded, requests.seed, requests.committed
+    )
     return markov_block(
         logits,
         requests.bonus,
         head.markov_w1,
         head.markov_w2,
-        temperature=requests.params.temperature if sampled else None,
-        seeded=requests.seeded if sampled else None,
-        seed=requests.seed if sampled else None,
-        committed=requests.committed if sampled else None,
+        sampling=None if requests.params.all_greedy else sampling,
         keep_logits=requests.unseeded > 0,
         vocab_start=head.rank * logits.shape[2],
         group=head.group,

@@ -3,6 +3,7 @@
 import torch
 
 from dspark.kernels.draft import kernel
+from dspark.kernels.draft.types import DraftSampling
 from dspark.kernels.linear.types import Bf16Weight
 from dspark.kernels.tooling.entries import Example, meta
 
@@ -10,15 +11,15 @@ R, GAMMA, VOCAB, SHARD, RANK, HIDDEN = 3, 5, 129_280, 16_160, 256, 4096
 
 
 def _block(sampled: bool, keep_logits: bool) -> None:
+    sampling = DraftSampling(
+        meta(torch.float32, R), meta(torch.bool, R), meta(torch.int64, R), meta(torch.int64, R)
+    )
     kernel.markov_block(
         meta(torch.float32, R, GAMMA, SHARD),
         meta(torch.int64, R),
         meta(torch.bfloat16, VOCAB, RANK),
         Bf16Weight(meta(torch.bfloat16, SHARD, RANK), None),
-        temperature=meta(torch.float32, R) if sampled else None,
-        seeded=meta(torch.bool, R) if sampled else None,
-        seed=meta(torch.int64, R) if sampled else None,
-        committed=meta(torch.int64, R) if sampled else None,
+        sampling=sampling if sampled else None,
         keep_logits=keep_logits,
     )
 

@@ -114,9 +114,11 @@ def _confidence(
     tl.store(probability + row, tl.where(p == p, p, 0.0))
 
 
+GREEDY = (None,) * 4  # in place of a DraftSampling
+
+
 def markov_block(
-    base, prev, w1, w2, *, temperature=None, seeded=None, seed=None, committed=None,
-    keep_logits=True, vocab_start=0, group=None,
+    base, prev, w1, w2, *, sampling=None, keep_logits=True, vocab_start=0, group=None
 ):  # fmt: skip
     requests, gamma, shard = base.shape
     device = base.device
@@ -143,9 +145,9 @@ def markov_block(
     for k in range(gamma):
         new_reports = spare[k % 2]
         _markov_step[(blocks, triton.cdiv(requests, launch.constexprs["BLOCK_M"]))](
-            base, prev, w1, w2.weight, reports, temperature, seeded, seed, committed, logits,
+            base, prev, w1, w2.weight, reports, *(sampling or GREEDY), logits,
             tokens, new_reports, k, requests, gamma, shard, vocab_start, reports.shape[0],
-            RANK=rank, SAMPLED=temperature is not None,
+            RANK=rank, SAMPLED=sampling is not None,
             **launch.keywords,
         )  # fmt: skip
         reports = new_reports

@@ -6,7 +6,7 @@ from torch import Tensor
 from dspark.kernels.collective import Group, tp_argmax
 from dspark.kernels.common import rng
 from dspark.kernels.common.argmax import pack_argmax, token_of
-from dspark.kernels.draft.types import Confidence, MarkovBlock
+from dspark.kernels.draft.types import Confidence, DraftSampling, MarkovBlock
 from dspark.kernels.linear import Bf16Weight
 from dspark.kernels.linear.reference import bf16_linear
 from dspark.kernels.sampling.reference import noised
@@ -18,10 +18,7 @@ def markov_block(
     w1: Tensor,
     w2: Bf16Weight,
     *,
-    temperature: Tensor | None = None,
-    seeded: Tensor | None = None,
-    seed: Tensor | None = None,
-    committed: Tensor | None = None,
+    sampling: DraftSampling | None = None,
     keep_logits: bool = True,
     vocab_start: int = 0,
     group: Group = None,
@@ -40,14 +37,10 @@ def markov_block(
         base: f32 [R, gamma, shard] logits of the draft block, this rank's vocabulary shard.
         prev: i64 [R] the last emitted token.
         w1: bf16 or f32 [V, rank], replicated. w2: [shard, rank].
-        temperature: f32 [R], None = all rows greedy; the next three come with it.
-        seeded: bool [R]. seed: i64 [R] per request. committed: i64 [R] position of `prev`.
+        sampling: None = all rows greedy.
         keep_logits: whether the corrected logits are wanted.
         vocab_start: first token id of this rank's shard. group: the ranks that share the
             vocabulary; every rank returns the same tokens.
-
-    Raises:
-        ValueError: when sampling is asked for without seeded, seed and committed.
     """
     gamma, shard = base.shape[1:]
     token_ids = vocab_start + torch.arange(shard, device=base.device)
@@ -55,14 +48,11 @@ def markov_block(
     for k in range(gamma):
         logits = base[:, k] + bf16_linear(w1[prev], w2, torch.float32)
         keys = logits
-        if temperature is not None:
-            assert seed is not None
-            assert committed is not None
-            assert seeded is not None
-            purpose = torch.where(seeded, rng.TOKEN, rng.DRAFT + k)
-            of = rng.stream(seed, committed + k + 1, purpose)
+        if sampling is not None:
+            purpose = torch.where(sampling.seeded, rng.TOKEN, rng.DRAFT + k)
+            of = rng.stream(sampling.seed, sampling.committed + k + 1, purpose)
             of = rng.Stream(of.a[:, None], of.b[:, None])
-            keys = noised(logits, temperature, of, token_ids)
+            keys = noised(logits, sampling.temperature, of, token_ids)
         prev = token_of(tp_argmax(pack_argmax(keys, vocab_start), group))
         tokens.append(prev)
         corrected.append(logits)

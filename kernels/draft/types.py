@@ -1,8 +1,17 @@
-"""Results of the draft ops."""
+"""What the draft ops take and return."""
 
 from typing import NamedTuple
 
 from torch import Tensor
+
+
+class DraftSampling(NamedTuple):
+    """How the drafts of R requests are drawn."""
+
+    temperature: Tensor  # f32 [R]; 0 = greedy
+    seeded: Tensor  # bool [R] the request itself named the seed
+    seed: Tensor  # i64 [R]
+    committed: Tensor  # i64 [R] position of the last emitted token
 
 
 class MarkovBlock(NamedTuple):

@@ -136,21 +136,21 @@ def draft_problem(requests, device, vocab=VOCAB // 8):
 
 
 def draft_sampling(requests, device):
-    return {
-        "temperature": (torch.arange(requests, device=device) % 3) * 0.6,
-        "seeded": torch.arange(requests, device=device) % 2 == 0,
-        "seed": torch.arange(requests, device=device) * 7919,
-        "committed": torch.arange(requests, device=device) + 100,
-    }
+    return draft.DraftSampling(
+        temperature=(torch.arange(requests, device=device) % 3) * 0.6,
+        seeded=torch.arange(requests, device=device) % 2 == 0,
+        seed=torch.arange(requests, device=device) * 7919,
+        committed=torch.arange(requests, device=device) + 100,
+    )
 
 
 @pytest.mark.parametrize("requests", [1, 3, 8, 17])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_markov_block(device, requests, mixed):
     problem = draft_problem(requests, device)
-    arguments = draft_sampling(requests, device) if mixed else {}
-    got = draft.markov_block(**problem, **arguments)
-    again = draft.markov_block(**problem, **arguments)
+    sampling = draft_sampling(requests, device) if mixed else None
+    got = draft.markov_block(**problem, sampling=sampling)
+    again = draft.markov_block(**problem, sampling=sampling)
     assert_equal(again, got)
     # The chain of the kernel's own tokens, so that a near tie at step k does not spread.
     prev = problem["prev"]
@@ -164,15 +164,15 @@ def test_markov_block(device, requests, mixed):
 
 
 def test_markov_rows_do_not_depend_on_the_batch(device):
-    problem, arguments = draft_problem(20, device), draft_sampling(20, device)
-    whole = draft.markov_block(**problem, **arguments)
+    problem, sampling = draft_problem(20, device), draft_sampling(20, device)
+    whole = draft.markov_block(**problem, sampling=sampling)
     for rows in ([4], [19, 0, 7], list(range(19, -1, -1))):
         part = draft.markov_block(
             problem["base"][rows],
             problem["prev"][rows],
             problem["w1"],
             problem["w2"],
-            **{name: value[rows] for name, value in arguments.items()},
+            sampling=draft.DraftSampling(*(value[rows] for value in sampling)),
         )
         assert torch.equal(part.tokens, whole.tokens[rows])
         assert torch.equal(part.logits, whole.logits[rows])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dspark.kernels.common.argmax import NOTHING, pack, pack_argmax, token_of
-from dspark.kernels.draft import confidence, markov_block
+from dspark.kernels.draft import DraftSampling, confidence, markov_block
 from dspark.kernels.linear import prepare_bf16
 from dspark.kernels.sampling import choose
 
@@ -54,12 +54,12 @@ def test_slot_k_peaks_where_it_should(depth):
 
 
 def sampling(requests):
-    return {
-        "temperature": torch.linspace(0.5, 2.0, requests),
-        "seeded": torch.arange(requests) % 2 == 0,
-        "seed": torch.arange(requests) * 7919 + 3,
-        "committed": torch.arange(requests) + 100,
-    }
+    return DraftSampling(
+        temperature=torch.linspace(0.5, 2.0, requests),
+        seeded=torch.arange(requests) % 2 == 0,
+        seed=torch.arange(requests) * 7919 + 3,
+        committed=torch.arange(requests) + 100,
+    )
 
 
 def test_greedy_rows_of_a_mixed_batch_use_argmax():
@@ -69,8 +69,8 @@ def test_greedy_rows_of_a_mixed_batch_use_argmax():
     w2 = prepare_bf16(w2)
     plain = markov_block(base, prev, w1, w2)
     keys = sampling(4)
-    keys["temperature"][greedy] = 0.0
-    mixed = markov_block(base, prev, w1, w2, **keys)
+    keys.temperature[greedy] = 0.0
+    mixed = markov_block(base, prev, w1, w2, sampling=keys)
     assert torch.equal(mixed.tokens[greedy], plain.tokens[greedy])
     assert torch.equal(mixed.logits[greedy], plain.logits[greedy])
     assert not torch.equal(mixed.tokens[~greedy], plain.tokens[~greedy])
@@ -80,18 +80,18 @@ def test_a_seeded_row_guesses_what_the_target_will_choose():
     """A draft that knows the target's logits proposes its very tokens; others do not."""
     w1, w2 = torch.zeros(VOCAB, 8), torch.zeros(VOCAB, 8)
     base, keys = base_logits(4), sampling(4)
-    got = markov_block(base, torch.tensor([1, 2, 3, 4]), w1, prepare_bf16(w2), **keys)
-    target = choose(base.flatten(0, 1), keys["temperature"], keys["seed"], keys["committed"] + 1)
+    got = markov_block(base, torch.tensor([1, 2, 3, 4]), w1, prepare_bf16(w2), sampling=keys)
+    target = choose(base.flatten(0, 1), keys.temperature, keys.seed, keys.committed + 1)
     right = (got.tokens == token_of(target).view(4, GAMMA)).sum(1)
-    assert right[keys["seeded"]].tolist() == [GAMMA, GAMMA]
-    assert (right[~keys["seeded"]] < GAMMA).all()
+    assert right[keys.seeded].tolist() == [GAMMA, GAMMA]
+    assert (right[~keys.seeded] < GAMMA).all()
 
 
 def test_logits_are_kept_on_demand():
     w1, w2 = weights()
     base, prev, w2 = base_logits(2), torch.tensor([1, 2]), prepare_bf16(w2)
-    kept = markov_block(base, prev, w1, w2, **sampling(2))
-    bare = markov_block(base, prev, w1, w2, keep_logits=False, **sampling(2))
+    kept = markov_block(base, prev, w1, w2, sampling=sampling(2))
+    bare = markov_block(base, prev, w1, w2, keep_logits=False, sampling=sampling(2))
     assert bare.logits is None
     assert torch.equal(bare.tokens, kept.tokens)
 
@@ -100,10 +100,10 @@ def test_a_request_draws_the_same_alone_and_in_any_order():
     w1, w2 = weights()
     base, prev, w2 = base_logits(4), torch.tensor([1, 2, 3, 4]), prepare_bf16(w2)
     keys = sampling(4)
-    whole = markov_block(base, prev, w1, w2, **keys)
+    whole = markov_block(base, prev, w1, w2, sampling=keys)
     for order in ([2], [3, 0], [1, 3, 2, 0]):
         part = markov_block(
-            base[order], prev[order], w1, w2, **{name: v[order] for name, v in keys.items()}
+            base[order], prev[order], w1, w2, sampling=DraftSampling(*(v[order] for v in keys))
         )
         assert torch.equal(part.tokens, whole.tokens[order])
         assert torch.equal(part.logits, whole.logits[order])
@@ -115,7 +115,7 @@ def test_shards_agree_with_the_whole_vocabulary(monkeypatch):
 
     w1, w2 = weights()
     base, prev, keys = base_logits(4), torch.tensor([1, 2, 3, 4]), sampling(4)
-    whole = markov_block(base, prev, w1, prepare_bf16(w2), **keys)
+    whole = markov_block(base, prev, w1, prepare_bf16(w2), sampling=keys)
     half = VOCAB // 2
     other = iter(whole.tokens.T)
 
@@ -127,7 +127,7 @@ def test_shards_agree_with_the_whole_vocabulary(monkeypatch):
         return torch.where(mine, packed, pack(torch.full(packed.shape, 1e9), winner))
 
     monkeypatch.setattr(reference, "tp_argmax", with_the_other_shard)
-    part = markov_block(base[..., :half], prev, w1, prepare_bf16(w2[:half]), **keys)
+    part = markov_block(base[..., :half], prev, w1, prepare_bf16(w2[:half]), sampling=keys)
     assert torch.equal(part.tokens, whole.tokens)
     torch.testing.assert_close(part.logits, whole.logits[..., :half], rtol=0, atol=0)
 
@@ -137,9 +137,9 @@ def test_a_row_of_nan_proposes_token_0_and_leaves_others_alone(broken):
     w1, w2 = weights()
     base, prev, w2 = base_logits(3), torch.tensor([1, 2, 3]), prepare_bf16(w2)
     keys = sampling(3)
-    clean = markov_block(base, prev, w1, w2, **keys)
+    clean = markov_block(base, prev, w1, w2, sampling=keys)
     base[1] = broken
-    got = markov_block(base, prev, w1, w2, **keys)
+    got = markov_block(base, prev, w1, w2, sampling=keys)
     assert got.tokens[1].tolist() == [0] * GAMMA
     assert torch.equal(got.tokens[[0, 2]], clean.tokens[[0, 2]])
 
@@ -149,14 +149,6 @@ def test_an_infinite_logit_wins():
     base = base_logits(1)
     base[0, 2, 17] = torch.inf
     assert markov_block(base, torch.tensor([0]), w1, prepare_bf16(w2)).tokens[0, 2] == 17
-
-
-def test_sampling_needs_a_seed():
-    w1, w2 = weights()
-    with pytest.raises(ValueError, match="seed"):
-        markov_block(
-            base_logits(1), torch.tensor([0]), w1, prepare_bf16(w2), temperature=torch.ones(1)
-        )
 
 
 def test_confidence_is_the_calibrated_sigmoid():

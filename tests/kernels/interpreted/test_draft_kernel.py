@@ -5,7 +5,7 @@ import torch
 
 from dspark.kernels.common import rng
 from dspark.kernels.common.argmax import NOTHING, pack_argmax
-from dspark.kernels.draft import confidence, kernel, markov_block, reference
+from dspark.kernels.draft import DraftSampling, confidence, kernel, markov_block, reference
 from dspark.kernels.linear import prepare_bf16
 from dspark.kernels.sampling.reference import noised
 
@@ -22,21 +22,21 @@ def problem(requests=3, seed=0):
 
 
 def sampling(requests=3):
-    return {
-        "temperature": torch.linspace(0.5, 1.5, requests),
-        "seeded": torch.arange(requests) % 2 == 0,
-        "seed": torch.arange(requests) * 7919 - 3,
-        "committed": torch.arange(requests) + 100,
-    }
+    return DraftSampling(
+        temperature=torch.linspace(0.5, 1.5, requests),
+        seeded=torch.arange(requests) % 2 == 0,
+        seed=torch.arange(requests) * 7919 - 3,
+        committed=torch.arange(requests) + 100,
+    )
 
 
 @pytest.mark.parametrize("mode", ["greedy", "sampled", "mixed"])
 def test_markov_block(mode):
-    arguments = {} if mode == "greedy" else sampling()
+    keys = None if mode == "greedy" else sampling()
     if mode == "mixed":
-        arguments["temperature"] = torch.tensor([0.0, 1.0, 0.8])
-    got = markov_block(*problem(), **arguments)
-    want = reference.markov_block(*problem(), **arguments)
+        keys = keys._replace(temperature=torch.tensor([0.0, 1.0, 0.8]))
+    got = markov_block(*problem(), sampling=keys)
+    want = reference.markov_block(*problem(), sampling=keys)
     assert torch.equal(got.tokens, want.tokens)
     torch.testing.assert_close(got.logits, want.logits, rtol=1e-5, atol=1e-5)
 
@@ -66,7 +66,7 @@ def test_ties_go_to_the_smaller_id():
 def test_two_ranks_propose_what_one_proposes(monkeypatch):
     """Vocabulary shards 0..79 and 80..149; the other rank's report is computed on the side."""
     base, prev, w1, w2 = problem()
-    whole = markov_block(base, prev, w1, w2, **sampling())
+    whole = markov_block(base, prev, w1, w2, sampling=sampling())
     weight = w2.weight
 
     class TwoRanks:
@@ -78,15 +78,15 @@ def test_two_ranks_propose_what_one_proposes(monkeypatch):
     def gather(best, *_):
         k = next(step)
         asked = sampling()
-        purpose = torch.where(asked["seeded"], rng.TOKEN, rng.DRAFT + k)
-        of = rng.stream(asked["seed"], asked["committed"] + k + 1, purpose)
+        purpose = torch.where(asked.seeded, rng.TOKEN, rng.DRAFT + k)
+        of = rng.stream(asked.seed, asked.committed + k + 1, purpose)
         of = rng.Stream(of.a[:, None], of.b[:, None])
-        keys = noised(whole.logits[:, k], asked["temperature"], of, torch.arange(VOCAB))
+        keys = noised(whole.logits[:, k], asked.temperature, of, torch.arange(VOCAB))
         return torch.stack([best, pack_argmax(keys[:, 80:], 80)])
 
     monkeypatch.setattr(kernel, "gather", gather)
     part = markov_block(
-        base[..., :80], prev, w1, prepare_bf16(weight[:80]), **sampling(), group=TwoRanks()
+        base[..., :80], prev, w1, prepare_bf16(weight[:80]), sampling=sampling(), group=TwoRanks()
     )
     assert torch.equal(part.tokens, whole.tokens)
     assert (whole.tokens >= 80).any()
