@@ -5,7 +5,8 @@ they wait inside a kernel, and behind a stopped rank they wait in both. SGLang s
 within a second once the server is up, but not a stopped one; its error may come after those of
 ranks that are only victims; and as it kills itself, its shared memory stays. So a thread of the
 launcher watches the ranks from the moment they are started, says which one it was, and cleans up.
-A rank that runs but never finishes a step ends by SGLang's own `--watchdog-timeout`.
+Where ranks sum through the memory of the host, they note there whom they have waited for in vain.
+Any other rank that runs but never finishes a step ends by SGLang's own `--watchdog-timeout`.
 """
 
 import contextlib
@@ -21,6 +22,9 @@ from pathlib import Path
 
 import psutil
 from sglang.srt.utils import kill_process_tree
+
+from dspark.kernels.collective import host_file
+from dspark.kernels.collective.host_sum import LIMIT_S
 
 TICK_S = 0.5
 STOPPED_TICKS = 10  # a rank stopped this many looks in a row is not coming back
@@ -99,12 +103,26 @@ class RankWatch:
                 )
         return None
 
+    def missing(self) -> str | None:
+        """One sentence about a rank that others have waited for in vain in a sum.
+
+        All of them hold the file open in which they note it.
+        """
+        first = self._processes[0].pid
+        if first and (fault := host_file.fault_of(first)):
+            waited = ", ".join(str(self._first + rank) for rank in fault.waited)
+            return (
+                f"Rank {self._first + fault.missing} did not join a sum over the ranks in "
+                f"{LIMIT_S:.0f} s (waited for by rank {waited})"
+            )
+        return None
+
     def _run(self) -> None:
         sentinels = [process.sentinel for process in self._processes]
         while not self._over.is_set():
             connection.wait(sentinels, timeout=TICK_S)  # returns at once when a process ends
             self._memory.look_if_changed(self._pids())
-            fault = self.dead() or self.stopped()
+            fault = self.dead() or self.stopped() or self.missing()
             if fault and not self._over.wait(GRACE_S):
                 self._end(fault)
         for sentinel in sentinels:

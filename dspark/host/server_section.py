@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dspark.host import memory_report, tuned
+from dspark.host import memory_report, rank_sums, tuned
 from dspark.kernels.common.dispatch import use_triton
 
 
@@ -20,5 +20,6 @@ def routes(model) -> dict[str, Any]:
     return {
         "kernels": "triton" if on_triton else "torch reference",
         "experts": "this package's MXFP4 kernel" if on_triton else "dequantised MXFP4",
+        "rank_sums": rank_sums.transport(model.group),
         "tuned": [str(file) for file in tuned.files()] if on_triton else [],
     }

@@ -6,7 +6,11 @@ import triton.language as tl
 
 from dspark.kernels.common.launch_table import LaunchConfig
 
-LAUNCH = {"ordered_sum": LaunchConfig(4, 1, {"BLOCK": 1024})}
+LAUNCH = {
+    "ordered_sum": LaunchConfig(4, 1, {"BLOCK": 1024}),
+    "host_one_shot": LaunchConfig(8, 1, {}),
+    "host_two_shot": LaunchConfig(8, 1, {}),
+}
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from torch import nn
 
-from dspark.host import tuned
+from dspark.host import rank_sums, tuned
 from dspark.host.seams import check_worker
 from dspark.kernels.collective import gather_vocab, tp_sum
 from dspark.kernels.linear import Bf16Weight, bf16_linear
@@ -118,6 +118,7 @@ class DeepseekV4ForCausalLM(nn.Module):
         shard = self.weights.embed.shape[0]
         self.embed_tokens = Embedding(self.weights.embed, self.rank * shard, self.group)
         self.lm_head = LmHead(self.weights.head)
+        rank_sums.choose(self.group, self.device, self.config.hidden_size)
 
     def get_input_embeddings(self) -> Embedding:
         return self.embed_tokens

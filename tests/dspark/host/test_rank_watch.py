@@ -12,6 +12,7 @@ import pytest
 
 from dspark.host import rank_watch
 from dspark.host.rank_watch import SHARED, STOPPED_TICKS, RankWatch, SharedMemory
+from dspark.kernels.collective import host_file, host_layout
 
 
 def ended(status: int | None, pid: int = 77) -> SimpleNamespace:
@@ -128,3 +129,28 @@ def test_sglang_watches_what_is_no_rank():
     stock = SimpleNamespace(_processes=[1, 2, 3], _names=["scheduler_0", "scheduler_1", "detok"])
     rank_watch.leave_ranks_out(stock)
     assert (stock._processes, stock._names) == ([3], ["detok"])
+
+
+@pytest.fixture
+def sums_of_two_ranks():
+    """The memory through which ranks sum, held open by this process."""
+    layout = host_layout.Layout(2, 64)
+    name = host_file.create(layout)
+    mapped = host_file.attach(name, layout, 0)
+    host_file.remove(name)
+    yield host_layout.views(mapped.memory, layout)
+    os.close(mapped.descriptor)
+
+
+def test_a_rank_that_others_wait_for_in_vain_is_named(sums_of_two_ranks):
+    """What the ranks note while they try their sums at start is no fault of a server."""
+    watch = RankWatch([ended(None, os.getpid()), ended(None)], first=4)
+    assert watch.missing() is None
+    sums_of_two_ranks.fault[0, 1] = 3
+    assert watch.missing() is None
+    sums_of_two_ranks.serving[0] = 1
+    assert watch.missing() == (
+        "Rank 5 did not join a sum over the ranks in 60 s (waited for by rank 4)"
+    )
+    sums_of_two_ranks.fault.zero_()
+    assert watch.missing() is None
