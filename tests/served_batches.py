@@ -32,6 +32,7 @@ class StandIns:
     """What the worker touches of SGLang.
 
     target: function of candidates i64 [R, V] giving logits f32 [R * V, N]; prompts give `prompt`.
+        Rows that do not run have token 0 where rows are packed.
     """
 
     def __init__(self, target: Callable[[torch.Tensor], torch.Tensor], width: int):
@@ -40,6 +41,7 @@ class StandIns:
         generator = torch.Generator().manual_seed(1)
         self.random = lambda *shape: torch.randn(shape, generator=generator)
         self.injected: list[tuple[torch.Tensor, torch.Tensor]] = []  # window slots, positions
+        self.launched: list[int] = []  # rows of each verify forward
         geometry = StateGeometry.for_model(
             slots=SLOTS, swa_pages=4, verify_width=width, c4_layers=1, c128_layers=1
         )
@@ -62,7 +64,9 @@ class StandIns:
         )
         monkeypatch.setattr(worker_module, "build_draft_tp_worker", lambda **_: bundle)
         monkeypatch.setattr(
-            forwards.DFlashVerifyInput, "prepare_for_verify", lambda rows, *_: (rows, False)
+            forwards.DFlashVerifyInput,
+            "prepare_for_verify",
+            lambda rows, batch, _: ((rows, batch), False),
         )
         made = DSparkWorker(
             SimpleNamespace(speculative_num_draft_tokens=self.width),
@@ -93,9 +97,22 @@ class StandIns:
     def _target(self, batch, forward_batch=None, **_) -> GenerationBatchResult:
         logits = self.prompt.clone()
         if forward_batch is not None:
-            logits = self.target(forward_batch.draft_token.view(-1, self.width))
-        seen = SimpleNamespace(next_token_logits=logits, hidden_states=self.random(len(logits), 4))
+            logits = self._verified(*forward_batch)
+        seen = SimpleNamespace(next_token_logits=logits, hidden_states=torch.zeros(len(logits), 4))
         return GenerationBatchResult(logits_output=seen)
+
+    def _verified(self, rows, batch) -> torch.Tensor:
+        """Logits of the rows that were launched, packed or not."""
+        tokens, requests = rows.draft_token, len(batch.reqs)
+        self.launched.append(len(tokens))
+        if len(tokens) == requests * self.width:
+            return self.target(tokens.view(requests, self.width))
+        run = self.rows_run[batch.req_pool_indices]
+        real = torch.arange(self.width) < run[:, None]
+        assert len(tokens) == len(batch.out_cache_loc) == len(rows.positions) == int(real.sum())
+        candidates = torch.zeros(real.shape, dtype=torch.int64)
+        candidates[real] = tokens
+        return self.target(candidates)[real.flatten()]
 
     def _draft(self, forward_batch) -> Any:
         rows = forward_batch.input_ids.shape[0]

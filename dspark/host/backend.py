@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 def batch_rows(fb, rows_run: torch.Tensor) -> BatchRows:
     """Read the row layout of SGLang's batch (ForwardBatch or its graph-replay stand-in).
 
+    Verify rows fill their width, or are packed: then there are exactly as many as run.
+
     rows_run: i64 [slots] rows that each request runs in a verify, at most its width.
     """
     mode, slot = fb.forward_mode, fb.req_pool_indices
@@ -43,7 +45,9 @@ def batch_rows(fb, rows_run: torch.Tensor) -> BatchRows:
     if mode.is_target_verify():
         width = fb.spec_info.draft_token_num
         run = real * rows_run[slot].clamp(max=width)
-        return BatchRows(slot, seq_lens, run, fb.batch_size * width, width)
+        total = fb.input_ids.shape[0]
+        fixed = total == fb.batch_size * width
+        return BatchRows(slot, seq_lens, run, total, width if fixed else None)
     if mode.is_extend():
         return BatchRows(
             slot,
@@ -124,9 +128,10 @@ class DSparkAttentionBackend(AttentionBackend):
     def _forward(self, fb, pages: int) -> Forward:
         rows = batch_rows(fb, self.rows_run)
         geometry = self.token_to_kv_pool.state.geometry
-        running = rows.width is not None
+        verifies = fb.forward_mode.is_target_verify()
+        running = verifies or not fb.forward_mode.is_extend()
         # Sizes that break this are refused at start.
-        assert rows.width is None or rows_fit_ring(rows.width, geometry.c4.ring)
+        assert not verifies or rows_fit_ring(fb.spec_info.draft_token_num, geometry.c4.ring)
         meta = step_meta(
             rows,
             Tables(

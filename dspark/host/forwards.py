@@ -1,6 +1,6 @@
 """The two forwards of a decode step: the draft's block, and the target's verify rows.
 
-Shapes depend on the batch size only, so both run inside CUDA graphs.
+Shapes depend on the batch size only, so both run inside CUDA graphs, unless verify rows are packed.
 """
 
 from typing import Any
@@ -15,6 +15,7 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from dspark.speculation.packing import Packing
 from dspark.speculation.sampling import Requests
 
 
@@ -53,23 +54,28 @@ def run_verify_rows(
     candidates: torch.Tensor,
     position: torch.Tensor,
     token_slot: torch.Tensor,
+    packing: Packing | None,
 ) -> GenerationBatchResult:
-    """Target forward of all R * V rows.
+    """Target forward of all R * V rows, or of the T rows of a packing.
 
     Args:
         worker: the target's model worker.
         candidates: i64 [R, V].
         position, token_slot: i64 [R, V] positions of the rows and their slots in the full pool.
     """
+
+    def launched(by_row: torch.Tensor) -> torch.Tensor:
+        return by_row.flatten() if packing is None else packing.pack(by_row.flatten())
+
     rows = DFlashVerifyInput(
-        draft_token=candidates.flatten(),
-        positions=position.flatten(),
+        draft_token=launched(candidates),
+        positions=launched(position),
         draft_token_num=candidates.shape[1],
         custom_mask=None,
         capture_hidden_mode=CaptureHiddenMode.FULL,
         ragged_verify_layout=None,
     )
-    batch.out_cache_loc = token_slot.flatten()
+    batch.out_cache_loc = launched(token_slot)
     forward_batch, _ = rows.prepare_for_verify(batch, worker)
     return worker.forward_batch_generation(
         batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True

@@ -76,10 +76,10 @@ def grammar_mask(batch: Any, tree: GrammarTree | None, device: torch.device, bar
     )
 
 
-def takes_the_largest(batch: Any, requests: Requests, mask: Any) -> bool:
-    """Whether each request takes the largest of its raw logits and asks nothing else of them."""
+def only_chooses(batch: Any, mask: Any) -> bool:
+    """Whether tokens are chosen from the logits as the model gives them, and nothing else is."""
     info = batch.sampling_info
-    return requests.params.all_greedy and not (
+    return not (
         mask is not None
         or info.logit_bias is not None
         or info.has_custom_logit_processor

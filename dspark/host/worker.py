@@ -1,10 +1,11 @@
 """The DSpark worker: between SGLang's scheduler and the steps of `dspark.speculation`.
 
 The scheduler calls `forward_batch_generation` with a prompt batch or with a decode batch. A decode
-step runs the draft once and the target once, and emits 1 to depth + 1 tokens a request. Shapes
-depend on the batch size only; what varies (lengths, counts, budgets) stays on the device, so no
-step waits for the GPU. R requests, V = depth + 1 verify rows, gamma = block size, N tokens in the
-vocabulary. `docs/a-step.md` follows one step through the files.
+step runs the draft once and the target once, and emits 1 to depth + 1 tokens a request. On a GPU
+shapes depend on the batch size only; what varies (lengths, counts, budgets) stays on the device, so
+no step waits for it. On a CPU the host knows the counts, and the target runs no row too many.
+R requests, V = depth + 1 verify rows, gamma = block size, N tokens in the vocabulary.
+`docs/a-step.md` follows one step through the files.
 """
 
 from dataclasses import replace
@@ -28,6 +29,7 @@ from dspark.speculation import forced_drafts, ranks, sampling
 from dspark.speculation.accept import accept, committed_slots
 from dspark.speculation.budget import VerifyRows
 from dspark.speculation.monitor import AcceptanceMonitor
+from dspark.speculation.packing import Packing, packing_of
 from dspark.speculation.penalties import Penalties, any_penalised
 from dspark.speculation.propose import DraftHead, Proposal, propose, with_bonus
 from dspark.speculation.sampling import BROKEN, Requests
@@ -46,7 +48,8 @@ class Places(NamedTuple):
 class Judged(NamedTuple):
     """Logits of the verify rows, as the requests asked for them."""
 
-    logits: torch.Tensor  # f32 [R * V, N or this rank's columns]
+    logits: torch.Tensor  # f32 [R * V, N or this rank's columns], or packed [T, ...]
+    packing: Packing | None  # layout of `logits`
     first_column: int | None  # token of the first column where these are this rank's; None: all
     broken: torch.Tensor  # bool [R * V] this rank's columns held a NaN before anything was added
 
@@ -78,6 +81,8 @@ class DSparkWorker(BaseSpecWorker):
         self.vocab = self.draft.config.vocab_size
         self.columns = self.vocab // (1 if self.group is None else self.group.size())
         self.first_column = self.draft.rank * self.columns
+        # Ranks whose counts differ, for a fault, must still meet in forwards of one shape.
+        self.packs = torch.device(self.device).type == "cpu" and self.group is None
         self.gamma = self.config.block_size
         self.verify_width = int(server_args.speculative_num_draft_tokens)
         self.depth = self.verify_width - 1
@@ -150,17 +155,28 @@ class DSparkWorker(BaseSpecWorker):
         rows = self.scheduler.rows(proposal.confidence, requests.slot)
         candidates = with_bonus(requests, proposal.tokens)
 
-        out, judged = self._verify(batch, requests, places, candidates, rows, grammar_barrier)
+        packing = packing_of(rows.run, self.verify_width) if self.packs else None
+
+        out, judged = self._verify(
+            batch, requests, places, candidates, rows, packing, grammar_barrier
+        )
         outcome = accept(
-            candidates, judged.logits, proposal, requests, rows, self.group, judged.first_column
+            candidates,
+            judged.logits,
+            proposal,
+            requests,
+            rows,
+            self.group,
+            judged.first_column,
+            judged.packing,
         )
         agreement = ranks.compare_steps(
-            candidates, rows, outcome, judged.logits, judged.broken, self.group
+            candidates, rows, outcome, judged.logits, judged.broken, self.group, judged.packing
         )
         if on_publish is not None:
             on_publish(outcome.new_len)
 
-        self._commit(batch, requests, places, outcome, rows, out.logits_output)
+        self._commit(batch, requests, places, outcome, rows, packing, out.logits_output)
         self._collect(proposal, outcome)
         if batch.return_logprob:
             sampling_info.store_logprobs(out.logits_output, judged.logits, outcome.tokens, batch)
@@ -230,21 +246,35 @@ class DSparkWorker(BaseSpecWorker):
         )
 
     def _verify(
-        self, batch, requests: Requests, places: Places, candidates, rows: VerifyRows, barrier
+        self,
+        batch,
+        requests: Requests,
+        places: Places,
+        candidates,
+        rows: VerifyRows,
+        packing: Packing | None,
+        barrier,
     ) -> tuple[GenerationBatchResult, Judged]:
-        """Run all R * V rows; those beyond `rows.run` are padding."""
+        """Run the packed rows, or all R * V: those beyond `rows.run` are padding then."""
         tree = sampling_info.grammar_tree(batch, candidates)
         backend = self.target_runner.attn_backend
         backend.rows_run[requests.slot] = rows.run.to(torch.int64)
-        out = forwards.run_verify_rows(self._target_worker, batch, candidates, *places)
+        out = forwards.run_verify_rows(self._target_worker, batch, candidates, *places, packing)
         logits = out.logits_output.next_token_logits
         broken = ranks.broken_rows(logits, self.group)
+        if packing is not None:
+            broken = packing.spread(broken, False)
         mask = sampling_info.grammar_mask(batch, tree, logits.device, barrier)
+        plain = sampling_info.only_chooses(batch, mask)
         first_column: int | None = self.first_column
-        if not sampling_info.takes_the_largest(batch, requests, mask):
+        if not (plain and requests.params.all_greedy):
             logits, first_column = gather_vocab(logits, self.group), None
+        if plain:
+            return out, Judged(logits, packing, first_column, broken)
+        if packing is not None:  # what follows knows the full width only
+            logits = packing.spread(logits, 0.0)
         self._adjust(batch, logits, mask, requests.slot, candidates[:, 1:], requests.committed)
-        return out, Judged(logits, first_column, broken)
+        return out, Judged(logits, None, first_column, broken)
 
     def _adjust(self, batch, logits, mask, slot, drafts, position) -> None:
         """Turn raw logits f32 [R * V, N] into those the requests asked for, in place.
@@ -258,7 +288,14 @@ class DSparkWorker(BaseSpecWorker):
         sampling_info.adjust(by_request, batch.sampling_info, mask)
 
     def _commit(
-        self, batch, requests: Requests, places: Places, outcome: Accept, rows: VerifyRows, seen
+        self,
+        batch,
+        requests: Requests,
+        places: Places,
+        outcome: Accept,
+        rows: VerifyRows,
+        packing: Packing | None,
+        seen,
     ) -> None:
         """Take rejected rows back, and show the draft the committed ones and no others."""
         if self.settings.clear_rejected:
@@ -267,7 +304,10 @@ class DSparkWorker(BaseSpecWorker):
             )
         to_window = self.draft_runner.token_to_kv_pool.full_to_swa_index_mapping
         kept = committed_slots(to_window[places.token_slot], outcome.commit_len)
-        self._show_draft(seen, kept, places.position.flatten())
+        position = places.position.flatten()
+        if packing is not None:
+            kept, position = packing.pack(kept), packing.pack(position)
+        self._show_draft(seen, kept, position)
         self._count(batch, requests.slot, outcome.tokens, outcome.commit_len)
 
     # Both kinds of batches.

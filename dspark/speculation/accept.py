@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from dspark.kernels.accept import Accept, accept_chosen, accept_greedy, accept_sampled
-from dspark.kernels.collective import Group
+from dspark.kernels.collective import Group, tp_argmax
+from dspark.kernels.common.argmax import NOTHING, pack_argmax
 from dspark.kernels.sampling import Cut, choose
 from dspark.speculation.budget import VerifyRows
+from dspark.speculation.packing import Packing
 from dspark.speculation.propose import Proposal, proposal_law
 from dspark.speculation.sampling import Requests, tails
 
@@ -26,37 +28,40 @@ def accept(
     rows: VerifyRows,
     group: Group,
     first_column: int | None = None,
+    packing: Packing | None = None,
 ) -> Accept:
-    """The same outcome on every rank.
+    """The same outcome on every rank, and the same bits in both layouts of the rows.
 
     What the target chooses by itself judges the drafts of greedy and of seeded requests. Those of
     requests that sample without a seed are judged by rejection, which accepts a few more.
 
     Args:
         candidates: i64 [R, V].
-        logits: f32 [R * V, N] adjusted to what the requests asked for; tails are cut here.
+        logits: f32 [R * V, N] adjusted to what the requests asked for; tails are cut here. With a
+            `packing` f32 [T, N].
         first_column: where `logits` holds only this rank's columns of the vocabulary, the token of
             the first; all requests are greedy then. None: all columns.
     """
-    params, committed = requests.params, requests.committed
-    if params.all_greedy:
-        return accept_greedy(
-            candidates,
-            logits,
-            acceptable=rows.acceptable,
-            committed=committed,
-            rows_run=rows.run,
-            vocab_start=first_column or 0,
-            group=None if first_column is None else group,
-        )
-    cut = tails(logits, params)
+    lengths = {
+        "acceptable": rows.acceptable,
+        "committed": requests.committed,
+        "rows_run": rows.run,
+    }
+    first, over = first_column or 0, None if first_column is None else group
+    if requests.params.all_greedy:
+        if packing is None:
+            return accept_greedy(candidates, logits, vocab_start=first, group=over, **lengths)
+        choice = tp_argmax(pack_argmax(logits, first), over)
+        return accept_chosen(candidates, packing.spread(choice, NOTHING), **lengths)
+    law = requests if packing is None else packing.one_by_one(requests)
+    cut = tails(logits, law.params)
     # For all requests: to leave out those judged by rejection would copy the others' logits.
-    choice = choose(logits, params.temperature, requests.seed, committed + 1, cut)
-    outcome = accept_chosen(
-        candidates, choice, acceptable=rows.acceptable, committed=committed, rows_run=rows.run
-    )
+    choice = choose(logits, law.params.temperature, law.seed, law.committed + 1, cut)
+    if packing is not None:
+        choice = packing.spread(choice, NOTHING)
+    outcome = accept_chosen(candidates, choice, **lengths)
     for some in _unseeded(requests):
-        part = _reject(candidates, logits, cut, proposal, requests, rows, some, group)
+        part = _reject(candidates, logits, cut, proposal, requests, rows, some, group, packing)
         for whole, of_some in zip(outcome, part, strict=True):
             whole.index_copy_(0, some, of_some)
     return outcome
@@ -80,11 +85,19 @@ def _reject(
     rows: VerifyRows,
     some: torch.Tensor,
     group: Group,
+    packing: Packing | None,
 ) -> Accept:
     """Judge the drafts of the requests `some` (i64 [S]) by rejection."""
-    kept = logits.view(*candidates.shape, -1)[some]
+
+    def of_some(by_row: torch.Tensor) -> torch.Tensor:
+        """[rows, ...] -> [S, V, ...]; a row that does not run is never looked at."""
+        if packing is not None:
+            return by_row[packing.at[some]]
+        return by_row.view(*candidates.shape, *by_row.shape[1:])[some]
+
+    kept = of_some(logits)
     if cut is not None:
-        each = Cut(*(column.view(candidates.shape)[some, :, None] for column in cut))
+        each = Cut(*(of_some(column)[..., None] for column in cut))
         ids = torch.arange(kept.shape[-1], device=kept.device)
         stays = (kept > each.value) | ((kept == each.value) & (ids <= each.last))
         kept = kept.masked_fill(~stays, -torch.inf)

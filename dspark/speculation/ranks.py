@@ -15,6 +15,7 @@ from torch import Tensor
 from dspark.kernels.accept import Accept
 from dspark.kernels.collective import Group, transport
 from dspark.speculation.budget import VerifyRows
+from dspark.speculation.packing import Packing
 from dspark.speculation.sampling import BROKEN
 
 _FACTOR = 0x2545F4914F6CDD1D
@@ -54,12 +55,14 @@ def compare_steps(
     logits: Tensor,
     broken: Tensor,
     group: Group,
+    packing: Packing | None = None,
 ) -> Agreement:
     """`compare` all that a decode step has decided. V rows of each request.
 
     Args:
         candidates: i64 [R, V].
-        logits: f32 [R * V, N or this rank's columns] that the drafts were judged by.
+        logits: f32 [R * V, N or this rank's columns] that the drafts were judged by; with a
+            `packing` [T, ...].
         broken: bool [R * V] of `broken_rows`; rows behind the accepted ones do not count.
     """
     requests, width = candidates.shape
@@ -67,7 +70,11 @@ def compare_steps(
     counts = [rows.run, rows.acceptable, outcome.accepted, outcome.trimmed]
     decisions = torch.cat([candidates, outcome.tokens, torch.stack(counts, 1).long()], 1)
     # The row that chose the last token of each request.
-    last = torch.arange(requests, device=candidates.device) * width + outcome.accepted.long()
+    if packing is None:
+        index = torch.arange(requests * width, device=candidates.device).view(requests, width)
+    else:
+        index = packing.at
+    last = index.gather(1, outcome.accepted.long()[:, None])[:, 0]
     counted = broken.view(requests, width) & (row <= outcome.accepted[:, None])
     return compare(decisions, has_choice(logits[last]), counted.any(1), group)
 

@@ -97,6 +97,40 @@ def test_verify_budgets_of_nothing_and_a_part(server, truth, budget, share):
         assert set(accept_lengths(outputs)) == {TOKENS / (TOKENS - 1)}  # one token a step
 
 
+WISHES = (
+    {},
+    {"frequency_penalty": 0.6, "repetition_penalty": 1.3},
+    {"temperature": 1.0, "sampling_seed": 11},
+    {"temperature": 0.8, "sampling_seed": 12, "top_p": 0.9, "top_k": 40},
+    {"regex": "[ab]{12}", "ignore_eos": False},
+    {"logit_bias": {"7": 4.0}},
+    {"temperature": 1.2, "sampling_seed": 13, "presence_penalty": 0.4},
+    {"temperature": 1.0, "sampling_seed": 14, "regex": "[0-9]{20}", "ignore_eos": False},
+)
+
+
+@pytest.mark.parametrize("wishes", [WISHES[:1] + WISHES[2:4], WISHES], ids=["chosen", "adjusted"])
+@pytest.mark.parametrize("share", [0.001, 0.4])
+@pytest.mark.parametrize("logprobs", [False, True], ids=["tokens", "logprobs"])
+def test_rows_are_left_out_beside_every_kind_of_request(
+    serving, server, budget, wishes, share, logprobs
+):
+    budget(share)
+    plain = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 24}
+    body = {
+        "input_ids": PROMPTS[: len(wishes)],
+        "sampling_params": [plain | wish for wish in wishes],
+        "return_logprob": logprobs,
+        "top_logprobs_num": 2,
+    }
+    ours, theirs = server.request("/generate", body), serving(CHUNKED).request("/generate", body)
+    assert [a["output_ids"] for a in ours] == [a["output_ids"] for a in theirs]
+    if logprobs:
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            assert [a["meta_info"][name] for a in ours] == [a["meta_info"][name] for a in theirs]
+    assert all(a["meta_info"]["spec_cap_length"] < 6 for a in ours)
+
+
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_order_of_arrival(server, truth, reverse):
     order = list(reversed(range(8))) if reverse else list(range(8))

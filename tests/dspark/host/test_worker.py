@@ -28,12 +28,18 @@ def follow_truth(candidates: torch.Tensor) -> torch.Tensor:
     return CERTAIN[(candidates + 1).flatten() % VOCAB]
 
 
-def served(monkeypatch, wishes, target=follow_truth, **sampling):
-    """(stand-ins, worker, first decode batch) after the prompts; wishes: kinds of forced drafts."""
+def served(monkeypatch, wishes, target=follow_truth, each=({}, {}, {}), **sampling):
+    """(stand-ins, worker, first decode batch) after the prompts.
+
+    wishes: kinds of forced drafts. each: sampling of each request, `sampling` that of all.
+    """
     monkeypatch.setenv("DSPARK_FORCED_DRAFTS", "1")
     stand_ins = StandIns(target, WIDTH)
     worker = stand_ins.worker(monkeypatch)
-    reqs = [request(n, f"r{i}", **sampling) for i, n in enumerate(PROMPTS)]
+    reqs = [
+        request(n, f"r{i}", **sampling, **own)
+        for i, (n, own) in enumerate(zip(PROMPTS, each, strict=True))
+    ]
     for req, kind in zip(reqs, wishes, strict=True):
         if kind is not None:
             wish = {"draft": kind, "continuation": TRUTH.tolist()}
@@ -78,6 +84,7 @@ def test_a_step_never_waits_for_the_device(monkeypatch, mode, sampling):
     wishes = [None, "wrong@2", "random"]
     _, worker, batch = served(monkeypatch, wishes, **normalised(sampling) | penalties)
     worker.set_dspark_forced_budget_frac(0.5)
+    worker.packs = False  # as on a GPU
     published = []
     with NoSync():
         result = worker.forward_batch_generation(batch, on_publish=published.append)
@@ -104,6 +111,7 @@ def test_a_budget_of_nothing_runs_one_row_a_request(monkeypatch):
     result = worker.forward_batch_generation(batch)
     assert result.accept_lens.tolist() == result.cap_lens.tolist() == [1, 1, 1]
     assert stand_ins.rows_run[SLOT].tolist() == [1, 1, 1]
+    assert stand_ins.launched == [3]
 
 
 def test_rejected_rows_reach_neither_the_draft_nor_a_later_window(monkeypatch):
@@ -146,3 +154,66 @@ def test_a_request_without_usable_logits_emits_minus_one_beside_its_neighbours(m
     assert result.accept_lens.tolist() == [6, 1, 6]
     assert emitted[1, 0] == -1
     assert emitted[[0, 2]].tolist() == [TRUTH[1:7].tolist()] * 2
+
+
+def wavering(candidates: torch.Tensor) -> torch.Tensor:
+    """Logits of a target that mostly follows TRUTH, but looks at every token before."""
+    before = candidates.double().cumsum(1)[..., None]
+    doubt = 4 * torch.sin(before * torch.arange(1, VOCAB + 1))
+    return follow_truth(candidates) + doubt.float().flatten(0, 1)
+
+
+ASKED = {
+    "greedy": [{"top_k": 1}] * 3,
+    "sampled": [{"temperature": 1.0}] * 3,
+    "seeded": [{"temperature": 1.3, "sampling_seed": 7 + i} for i in range(3)],
+    "cut": [{"temperature": 0.9, "top_k": 9, "top_p": 0.9, "min_p": 0.01}] * 3,
+    "mixed": [{"top_k": 1}, {"temperature": 1.0, "top_p": 0.8}, {"sampling_seed": 3}],
+    "penalised": [{"top_k": 1, "frequency_penalty": 0.3}, {"repetition_penalty": 1.2}, {}],
+}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_packed_rows_decide_what_padded_ones_do(monkeypatch, asked, share):
+    """Four steps in both layouts: the same tokens, lengths, ring rows and rows for the draft."""
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    runs = []
+    for packs in (True, False):
+        stand_ins, worker, batch = served(monkeypatch, ["oracle", "wrong@2", None], wavering, asked)
+        worker.packs = packs
+        worker.set_dspark_forced_budget_frac(share)
+        results, kept = [], []
+        for _ in range(4):
+            result = worker.forward_batch_generation(batch)
+            slot, position = stand_ins.injected[-1]
+            kept += zip(slot[slot >= 0].tolist(), position[slot >= 0].tolist(), strict=True)
+            results.append((result.next_token_ids.tolist(), result.accept_lens.tolist()))
+            results.append((result.new_seq_lens.tolist(), result.block_accept_lens.tolist()))
+            assert stand_ins.launched.pop() == (int(result.cap_lens.sum()) if packs else 18)
+            batch = decode_batch(batch, result)
+        runs.append((results, kept, stand_ins.state.pools.tensors["c128"].clone()))
+    assert runs[0][:2] == runs[1][:2]
+    assert torch.equal(runs[0][2], runs[1][2])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_packed_request_without_usable_logits_leaves_its_neighbours_alone(monkeypatch, share):
+    def broken_for_the_second(candidates):
+        logits = follow_truth(candidates)
+        logits.view(3, WIDTH, VOCAB)[1] = -torch.inf
+        return logits
+
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    stand_ins, worker, batch = served(
+        monkeypatch, ["oracle"] * 3, broken_for_the_second, [{"top_k": 1}] * 3
+    )
+    worker.set_dspark_forced_budget_frac(share)
+    result = worker.forward_batch_generation(batch)
+    emitted = result.next_token_ids.view(3, WIDTH)
+    run = stand_ins.rows_run[SLOT].tolist()
+    assert stand_ins.launched == [sum(run)]
+    assert result.accept_lens.tolist() == [run[0], 1, run[2]]
+    assert emitted[1, 0] == -1
+    for row, count in ((0, run[0]), (2, run[2])):
+        assert emitted[row, :count].tolist() == TRUTH[1 : count + 1].tolist()
