@@ -9,7 +9,7 @@ PYTEST := $(RUN) -m pytest
 INTERPRETED := tests/kernels/interpreted
 # Two processes, each taking whole files: tests of one file share servers and checkpoints. Files
 # in alphabetical order, so that the servers' long ones do not come last.
-TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
+TWO_PROCESSES := -n 2 --dist loadgroup --no-loadscope-reorder
 # Threads that spin between small operations make the tests fight each other for two cores.
 export OMP_WAIT_POLICY := PASSIVE
 

@@ -1,8 +1,10 @@
 """Set up every test process as `dspark serve` sets up its own: stand-ins before SGLang."""
 
 import os
+from pathlib import Path
 
 import hypothesis
+import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -21,3 +23,25 @@ if torch.cuda.is_available() and os.environ.get("DSPARK_TEST_SM89") == "1":
 
     # Before any kernel is compiled: a process that has code of both kinds mixes them up.
     sm89_on_sm90.install()
+
+# Files whose tests ask the same two servers: a process of its own starts them once.
+SHARE_A_PAIR = {
+    f"test_{name}"
+    for name in (
+        "control",
+        "dspark_ends",
+        "dspark_identity",
+        "dspark_requests",
+        "dspark_seeds",
+        "requests_fuzz",
+        "requests_refused",
+    )
+}
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of one file stay in one of several processes (`--dist loadgroup`), and share there."""
+    for item in items:
+        file = Path(item.path)
+        group = "a pair of servers" if file.stem in SHARE_A_PAIR else str(file)
+        item.add_marker(pytest.mark.xdist_group(group))

@@ -8,14 +8,14 @@ import pytest
 import requests
 from answers import ANSWERS
 from serving.prompts import prompt
-from serving.test_dspark_identity import FORCED, SPECULATE
-from serving.test_target_only import CHUNKED, wait_idle
+from serving.test_dspark_identity import FORCED, SPECULATE, TARGET
+from serving.test_target_only import wait_idle
 
 from dspark.host.control import NOT_SERVED
 
 TOKENS = 60
 PROMPTS = [prompt(40, seed=1), prompt(130, seed=2)]
-MODES = {"target-only": (CHUNKED, ()), "dspark": (SPECULATE, FORCED)}
+MODES = {"target-only": (TARGET, ()), "dspark": (SPECULATE, FORCED)}
 GROUP = {"master_address": "127.0.0.1", "master_port": 1, "group_name": "g", "world_size": 1}
 REMOTE = {"master_address": "127.0.0.1", "ports": "1"}
 # Path, body and the word that says why. Each is a way to one method of NOT_SERVED.
@@ -107,7 +107,7 @@ def assert_refused(server) -> None:
 @pytest.fixture(scope="module")
 def alone(serving):
     """What each prompt gives on its own."""
-    return [serving(CHUNKED).generate(p, TOKENS).ids for p in PROMPTS]
+    return [serving(TARGET).generate(p, TOKENS).ids for p in PROMPTS]
 
 
 @pytest.fixture(scope="module", params=MODES)

@@ -12,10 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 from serving.prompts import VOCAB, prompt
-from serving.request_fuzz import sentence
-from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE
+from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE, TARGET
 from serving.test_dspark_requests import ask, finish, poison
-from serving.test_target_only import CHUNKED
 
 from dspark.bench.client import Step, Trace
 from dspark.bench.throughput import accepted_length
@@ -28,7 +26,7 @@ KINDS = ("oracle", "wrong@2", None)
 
 @pytest.fixture(scope="module")
 def target(serving):
-    return serving((*CHUNKED, "--enable-custom-logit-processor"))
+    return serving(TARGET)
 
 
 @pytest.fixture(scope="module")
@@ -464,25 +462,6 @@ def test_a_request_aborted_while_it_is_paused_shows_all_its_ids(target, server):
             last["output_ids"]
             == ask(one, [TEXT], max_new_tokens=len(last["output_ids"]))[0]["output_ids"]
         )
-
-
-@pytest.mark.parametrize("speculate", [(), SPECULATE[2:]], ids=["target", "dspark"])
-def test_a_prompt_that_can_never_start_is_refused_and_blocks_nobody(serving, said, speculate):
-    """Failed before: it was taken, nothing was ever started again, and the scheduler spun."""
-    server = serving((*CHUNKED, *speculate, "--max-total-tokens", "1024"))
-    for length in (513, 700, 1000):
-        with pytest.raises(requests.HTTPError) as error:
-            server.request(
-                "/generate", {"input_ids": [7] * length, "sampling_params": {}}, timeout=60
-            )
-        assert error.value.response.status_code == 400
-        assert sentence(error.value.response.json()) == (
-            f"The prompt has {length} tokens, and at most 512 can be started: the pool holds 1024 "
-            "tokens and a page of 256 stays in reserve; --max-total-tokens gives more."
-        )
-    longest = ask(server, [[7] * 512], max_new_tokens=20)[0]
-    assert len(longest["output_ids"]) == 20
-    assert ask(server, [TEXT])[0]["output_ids"] == said["output_ids"]
 
 
 def test_nothing_went_wrong_on_the_way(target, server):

@@ -16,12 +16,13 @@ from serving.test_target_only import CHUNKED, ids, wait_idle
 
 from dspark.commands.local_server import Output
 
+# The pair of servers that most tests share.
+TARGET = (*CHUNKED, "--enable-custom-logit-processor")
 SPECULATE = (
-    *CHUNKED,
+    *TARGET,
     "--speculative-algorithm",
     "dspark",
     "--enable-metrics",
-    "--enable-custom-logit-processor",
     "--enable-return-hidden-states",
     "--decode-log-interval",
     "1",
@@ -34,7 +35,7 @@ TOKENS = 40  # crosses a C128 boundary for several of the prompts, C4 boundaries
 @pytest.fixture(scope="module")
 def truth(serving) -> list[list[int]]:
     """What the target says on its own."""
-    return ids(serving(CHUNKED).generate_batch(PROMPTS, TOKENS))
+    return ids(serving(TARGET).generate_batch(PROMPTS, TOKENS))
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +175,7 @@ def test_cached_prefix_drafts_as_well_as_a_cold_one(server, truth):
 
 def test_running_requests_decode_between_the_chunks_of_a_long_prompt(serving, server):
     long = prompt(1500, seed=15)
-    expected = serving(CHUNKED).generate(long, 4).ids
+    expected = serving(TARGET).generate(long, 4).ids
     slowly = {"custom_params": {"draft": "random"}}  # one token a step
     with ThreadPoolExecutor(1) as threads:
         job = threads.submit(server.generate_batch, PROMPTS[:3], 80, **slowly)
@@ -205,7 +206,7 @@ def test_a_prompt_with_the_noise_token_in_it(serving, server):
     """Token 511 fills draft blocks; in a prompt it is a token like any other."""
     noisy = prompt(60, seed=60)
     noisy[10:30:3] = [511] * 7
-    assert server.generate(noisy, 24).ids == serving(CHUNKED).generate(noisy, 24).ids
+    assert server.generate(noisy, 24).ids == serving(TARGET).generate(noisy, 24).ids
 
 
 def test_pools_return_to_their_start(server):

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import requests
-from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE
-from serving.test_target_only import CHUNKED, ids
+from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE, TARGET
+from serving.test_target_only import ids
 
 TOKENS = 24
 FOUR = PROMPTS[:4]
@@ -15,7 +15,7 @@ FOUR = PROMPTS[:4]
 
 @pytest.fixture(scope="module")
 def target(serving):
-    return serving(CHUNKED)
+    return serving(TARGET)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,8 @@ import requests
 from serving import request_fuzz
 from serving.request_fuzz import Sent, stream_gist
 from serving.test_dspark_ends import interrupted
-from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE
+from serving.test_dspark_identity import FORCED, PROMPTS, SPECULATE, TARGET
 from serving.test_dspark_requests import ask, finish
-from serving.test_target_only import CHUNKED
 
 TOKENS = 24
 LONG = PROMPTS[-1]  # several chunks
@@ -61,7 +60,7 @@ def together(server, **more):
 
 @pytest.fixture(scope="module")
 def target(serving):
-    return serving((*CHUNKED, "--enable-custom-logit-processor"))
+    return serving(TARGET)
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,10 @@ def server(checkpoint):
         yield server
 
 
-@pytest.mark.parametrize(("number", "what"), [(signal.SIGKILL, KILLED), (signal.SIGSTOP, STOPPED)])
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [(signal.SIGKILL, KILLED), pytest.param(signal.SIGSTOP, STOPPED, marks=pytest.mark.deep)],
+)
 def test_in_a_decode_step(server, number, what):
     tokens = server.stream(prompt(40, seed=1), 2000)
     next(tokens)

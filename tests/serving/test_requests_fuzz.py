@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from serving.prompts import prompt
 from serving.request_fuzz import agreed, ask, sent, sentence
-from serving.test_dspark_identity import FORCED, SPECULATE
-from serving.test_target_only import CHUNKED, wait_idle
+from serving.test_dspark_identity import FORCED, SPECULATE, TARGET
+from serving.test_target_only import wait_idle
 
 CONTROL = prompt(30, seed=99)
 DURING, AFTER = 16, 4  # tokens of the control requests
@@ -22,7 +22,7 @@ DEEP_MOST, DEEP_ROUNDS, PIECES = 24, 30, 10
 
 @pytest.fixture(scope="module")
 def servers(serving):
-    return [serving(CHUNKED), serving(SPECULATE, FORCED)]
+    return [serving(TARGET), serving(SPECULATE, FORCED)]
 
 
 @pytest.fixture(scope="module")

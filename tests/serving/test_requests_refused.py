@@ -10,8 +10,8 @@ import pytest
 import requests
 from serving.prompts import VOCAB, prompt
 from serving.request_fuzz import Sent, ask, sentence
-from serving.test_dspark_identity import FORCED, SPECULATE
-from serving.test_target_only import CHUNKED, wait_idle
+from serving.test_dspark_identity import FORCED, SPECULATE, TARGET
+from serving.test_target_only import wait_idle
 
 CONTROL = prompt(30, seed=98)
 TOKENS = 24
@@ -106,7 +106,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def servers(serving):
-    return [serving(CHUNKED), serving(SPECULATE, FORCED)]
+    return [serving(TARGET), serving(SPECULATE, FORCED)]
 
 
 def check_refusal(url: str, request: Sent, named: str) -> None:
