@@ -22,14 +22,16 @@ def truth(serving):
     return ids(serving(CHUNKED).generate_batch(PROMPTS, TOKENS))
 
 
-def check(server, truth, kinds=("oracle", "wrong", None, "wrong@1")):
-    """Drafts of several kinds at once."""
+def check(server, truth, kinds=("oracle", "wrong", None, "wrong@1"), prompts=PROMPTS):
+    """Drafts of several kinds at once; truth: the ids that each prompt must give."""
     parameters = []
     for i, right in enumerate(truth):
         kind = kinds[i % len(kinds)]
         wish = {} if kind is None else {"custom_params": {"draft": kind, "continuation": right}}
-        parameters.append({"temperature": 0, "ignore_eos": True, "max_new_tokens": TOKENS} | wish)
-    answers = server.request("/generate", {"input_ids": PROMPTS, "sampling_params": parameters})
+        parameters.append(
+            {"temperature": 0, "ignore_eos": True, "max_new_tokens": len(right)} | wish
+        )
+    answers = server.request("/generate", {"input_ids": prompts, "sampling_params": parameters})
     assert [a["output_ids"] for a in answers] == truth
     wait_idle(server)
     assert "Traceback" not in server.log()

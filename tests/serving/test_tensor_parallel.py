@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from serving.prompts import MIXED, prompt
 from serving.test_dspark_configurations import DSPARK, check
-from serving.test_dspark_identity import FORCED, TOKENS
+from serving.test_dspark_identity import FORCED
 from serving.test_target_only import CHUNKED, ids
 
 from dspark.commands.local_server import LocalServer, ServerFailed
@@ -16,7 +16,8 @@ from dspark.target.checkpoint import presets
 from dspark.target.checkpoint.reader import Checkpoint
 from dspark.target.config import ModelConfig
 
-PROMPTS = list(MIXED.values())
+PROMPTS = [MIXED[length] for length in (5, 127, 130, 300)]
+TOKENS = 20
 
 
 def flags(ranks: int) -> tuple[str, ...]:
@@ -30,7 +31,7 @@ def test_two_ranks(serving):
     truth = ids(target.generate_batch(PROMPTS, TOKENS))
     drawn = ids(target.generate_batch(PROMPTS, TOKENS, **sampled))
     server = serving((*flags(2), *DSPARK), FORCED, preset="tiny-tp2")
-    check(server, truth)
+    check(server, truth, prompts=PROMPTS)
     assert server.generate(PROMPTS[1], TOKENS, **sampled).ids == drawn[1]
     assert ids(server.generate_batch(PROMPTS, TOKENS, **sampled)) == drawn
     free = ids(server.generate_batch(PROMPTS, TOKENS, temperature=3.0))
@@ -79,14 +80,13 @@ def ends_with(server, sentence: str) -> None:
     assert sentence in server.log()
 
 
-def test_a_rank_that_decides_otherwise_ends_the_server(checkpoint, tmp_path):
-    env = dict(FORCED)
-    with LocalServer(checkpoint("none", "tiny-tp2"), (*flags(2), *DSPARK), env) as server:
-        truth = server.generate(PROMPTS[0], TOKENS).ids
-        wish = {"draft": "wrong", "continuation": truth, "only_rank": 1}
-        with pytest.raises(requests.RequestException):
-            server.generate(PROMPTS[0], TOKENS, custom_params=wish)
-        ends_with(server, "Rank 1 decided on other tokens than the other ranks")
+def test_a_rank_that_decides_otherwise_ends_the_server(serving):
+    server = serving((*flags(2), *DSPARK), FORCED, preset="tiny-tp2")
+    truth = server.generate(PROMPTS[0], TOKENS).ids
+    wish = {"draft": "wrong", "continuation": truth, "only_rank": 1}
+    with pytest.raises(requests.RequestException):
+        server.generate(PROMPTS[0], TOKENS, custom_params=wish)
+    ends_with(server, "Rank 1 decided on other tokens than the other ranks")
 
 
 @pytest.mark.deep
