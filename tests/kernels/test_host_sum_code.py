@@ -1,9 +1,11 @@
 """What the compiler makes of the sum through host memory: its order in memory, for an Ada card."""
 
+import ast
 import re
 
 import pytest
 import triton
+from host_sum_ranks import MUTATIONS, STAGGER, source
 from triton.compiler import ASTSource
 
 from dspark.kernels.collective import host_kernel
@@ -53,3 +55,11 @@ def test_all_ranks_are_read_at_once_past_every_cache(memory_code):
 
 def test_no_atomic_touches_memory(memory_code):
     assert not [name for name in memory_code[1] if name.startswith(("atom", "red"))]
+
+
+@pytest.mark.parametrize("mutation", [None, *MUTATIONS])
+def test_the_edits_of_gpu_tests_still_apply(mutation):
+    edits = [*(() if mutation is None else MUTATIONS[mutation]), *STAGGER]
+    functions = {node.name for node in ast.walk(ast.parse(source(edits))) if hasattr(node, "args")
+                 and hasattr(node, "name")}  # fmt: skip
+    assert {"stagger", "one_shot", "two_shot", "all_one_shot", "all_two_shot"} <= functions
