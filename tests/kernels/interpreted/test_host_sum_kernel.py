@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from dspark.bench import rank_sum
 from dspark.kernels.collective import host_file, host_reference, host_start, ordered_sum, tp_sum
 from dspark.kernels.collective import host_sum as host_sum_module
 from dspark.kernels.collective.host_layout import CHANNELS, Layout, flag_of, views
@@ -212,3 +213,32 @@ def test_what_one_rank_cannot_do_all_do_without(tmp_path, fail, reason):
 def test_rows_that_cannot_be_divided_are_left_to_slices(tmp_path):
     want = "it takes 2 to 8 ranks that divide 128 columns"
     assert started(tmp_path, ranks=3) == [(rank, want, False, False, True) for rank in range(3)]
+
+
+def publish_once(name: str, rows: torch.Tensor, late: bool) -> None:
+    torch.set_num_threads(1)
+    mapped = host_file.attach(name, rank_sum.LAYOUT, 1)
+    control = torch.tensor([1 << 60, 0])
+    rank_sum.publish(rows, views(mapped.memory, rank_sum.LAYOUT), control, rank_sum.BEGIN, 1, late)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("late", [False, True])
+def test_the_bench_publishes_what_its_consumer_expects(rows, late):
+    """One sum only: the interpreter runs the programs of the seven one after the other."""
+    layout, consumer = rank_sum.LAYOUT, rank_sum.CONSUMER
+    generator = torch.Generator().manual_seed(rows)
+    payload = torch.randn(8, rows, layout.columns, generator=generator).bfloat16()
+    name = host_file.create(layout)
+    mapped = host_file.attach(name, layout, consumer)
+    try:
+        views(mapped.memory, layout).flag.fill_(rank_sum.BEGIN)
+        end = host_sum_of(mapped.memory, layout, consumer, CPU, rank_sum.BEGIN)
+        others = FORK.Process(target=publish_once, args=(name, payload, late), daemon=True)
+        others.start()
+        total = end(payload[consumer])
+        others.join()
+        assert torch.equal(total, rank_sum.expected_total(payload))
+    finally:
+        host_file.remove(name)
+        os.close(mapped.descriptor)
