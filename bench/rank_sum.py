@@ -202,9 +202,9 @@ class Bytes(NamedTuple):
     sent: int
 
 
-def bytes_of(rows: int) -> Bytes:
+def bytes_of(rows: int, columns: int = COLUMNS) -> Bytes:
     """Of the kernel: everything a rank reads and writes of host memory, its own rows too."""
-    row = 2 * COLUMNS
+    row = 2 * columns
     if rows == 1:
         return Bytes(RANKS * row, row)
     return Bytes(2 * rows * row, rows * row + rows * row // RANKS)

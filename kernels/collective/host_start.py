@@ -7,8 +7,9 @@ wrong here ends a server.
 import contextlib
 import logging
 import os
+import random
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -135,11 +136,11 @@ def self_test(sums: HostSum, group: Group) -> None:
 
     def sum_all() -> None:
         sums.wait_at_most(TEST_LIMIT_S)
-        late = torch.Generator().manual_seed(sums.rank)
+        late = random.Random(sums.rank)
         wrong = torch.zeros((), dtype=torch.int64, device=device)
         for epoch in range(EPOCHS):
             case = cases[epoch % len(cases)]
-            delay(device, int(torch.randint(DELAY_CYCLES, (), generator=late)))
+            delay(device, late.randrange(1, DELAY_CYCLES))
             wrong += wrong_words(sums(case.mine), case.total)
         if sums.gave_up:
             missing = [int(rank) for rank in sums.views.fault[sums.rank].nonzero()]
@@ -160,9 +161,10 @@ class Case(NamedTuple):
 def cases_of(rows: int, sums: HostSum) -> list[Case]:
     """The same on every rank, INPUTS of them. Numbers of many sizes, so that the order counts."""
     shape = (INPUTS, sums.layout.ranks, rows, sums.layout.columns)
-    random = torch.Generator().manual_seed(rows)
-    partials = torch.randn(shape, generator=random)
-    partials = (partials * torch.randn(shape, generator=random).exp2()).bfloat16()
+    generator = torch.Generator().manual_seed(rows)
+    # Named, since a loader may have set other defaults.
+    plain: Any = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+    partials = (torch.randn(shape, **plain) * torch.randn(shape, **plain).exp2()).bfloat16()
     device = sums.epochs.device
     return [Case(each[sums.rank].to(device), ordered_sum(each).to(device)) for each in partials]
 
