@@ -156,10 +156,10 @@ def main(argv: Sequence[str]) -> int:
     card = CARDS[options.card]
     config = ModelConfig.from_hf(presets.flash())
     load = plan_memory(config, RANKS, int(card.free * GIB), Wishes(), drafts=True).load
-    host = through_host
+    host: HowToSum = through_host
     if options.record:
         host = as_measured(json.loads(options.record.read_text()))
-    how = {"gathered": gathered, "messages": messages, "host memory": host}
+    how: dict[str, HowToSum] = {"gathered": gathered, "messages": messages, "host memory": host}
     bandwidth = card.bandwidth * 1e9
     for line in assumptions(load, bandwidth, options.record):
         print(f"assumed: {line}")
