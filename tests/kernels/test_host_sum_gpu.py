@@ -14,6 +14,7 @@ import host_sum_ranks
 import pytest
 import torch
 import triton
+from host_sum_process import PAIR, same_bits, sum_and_lose
 from host_sum_ranks import MUTATIONS, STAGGER, edited
 
 from dspark.kernels.collective import host_file, host_start, ordered_sum
@@ -91,10 +92,6 @@ def oracle(partials: torch.Tensor) -> torch.Tensor:
     return total[:, None].expand_as(partials).contiguous()
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.cpu().view(torch.int16), b.cpu().view(torch.int16))
-
-
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 8, 17, 48, 63, 64])
 def test_all_ranks_hold_the_ordered_sum(device, rows):
     partials = numbers(8, rows)
@@ -147,9 +144,11 @@ def test_a_hundred_thousand_sums_of_late_ranks(device, tmp_path, rows, sums, rou
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_mutation_is_caught(device, tmp_path, mutation):
-    ranks = Ranks(device, staggered(tmp_path, mutation), limit=0.2)
-    caught = wrong_numbers(ranks, 1, 500, 4) or wrong_numbers(ranks, 6, 100, 4)
-    assert caught
+    """Some of them show once only, where the flags' circle ends: twenty tries."""
+    module = staggered(tmp_path, mutation)
+    assert any(
+        wrong_numbers(Ranks(device, module, limit=0.2), rows, 150, 1) for rows in [1, 6] * 10
+    )
 
 
 def test_graphs_of_different_size_replay_in_any_order(device):
@@ -228,36 +227,6 @@ def test_ranks_on_eight_streams(device, registered):
     assert all(same_bits(total, expected[rows]) for rows, total in totals)
 
 
-PAIR = Layout(2, COLUMNS)
-
-
-def one_process(name: str, rank: int, barrier, other_is_gone, results) -> None:
-    """A rank of two; the card runs their processes by turns."""
-    device = torch.device("cuda")
-    torch.zeros(1, device=device)
-    mapped = host_file.attach(name, PAIR, rank)
-    barrier.wait()  # both have allocated their pages
-    host_start.register(mapped.memory, device)
-    end = host_sum_of(mapped.memory, PAIR, rank, device)
-    generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(2, rows, COLUMNS, generator=generator).bfloat16() for rows in (1, 6, 48)]
-    end.wait_at_most(0)  # load the kernels while nobody waits
-    for partials in inputs:
-        end(partials[rank].to(device))
-    torch.cuda.synchronize()
-    end.wait_at_most(10)
-    barrier.wait()
-    wrong = 0
-    for number in range(90):
-        partials = inputs[number % 3]
-        wrong += not same_bits(end(partials[rank].to(device)), reference_sum(partials))
-    results.put((rank, wrong))
-    other_is_gone.wait()
-    end.wait_at_most(0.5)
-    lost = end(inputs[1][rank].to(device))
-    results.put((bool(lost.isnan().all()), end.views.fault[rank].tolist()))
-
-
 def test_two_processes_and_the_death_of_one(device):
     context = multiprocessing.get_context("spawn")
     barrier, gone, results = context.Barrier(2), context.Event(), context.SimpleQueue()
@@ -265,7 +234,7 @@ def test_two_processes_and_the_death_of_one(device):
     try:
         processes = [
             context.Process(
-                target=one_process, args=(name, rank, barrier, gone, results), daemon=True
+                target=sum_and_lose, args=(name, rank, barrier, gone, results), daemon=True
             )
             for rank in range(2)
         ]
