@@ -48,7 +48,7 @@ def one_rank(name: str, layout: Layout, rank: int, make, results) -> None:
     torch.set_num_threads(1)
     run = make(host_file.attach(name, layout, rank).memory, layout, rank)
     wrong = []
-    for number, rows in enumerate(SIZES[: 32 // layout.ranks - 1]):
+    for number, rows in enumerate(SIZES[: 24 // layout.ranks - 1]):
         partials = known(layout.ranks, rows, number)
         total = run(partials[rank])
         if not torch.equal(total, ordered_sum(partials)):
