@@ -49,6 +49,7 @@ def check_round(servers, control, batch) -> None:
 
 def run(servers, control, rounds: int, most: int, number: int) -> None:
     logs_before = [len(server.log()) for server in servers]
+    sizes = []
 
     @seed(number)
     @settings(
@@ -61,8 +62,10 @@ def run(servers, control, rounds: int, most: int, number: int) -> None:
     @given(st.lists(sent(), min_size=most // 2, max_size=most))
     def play(batch):
         check_round(servers, control, batch)
+        sizes.append(len(batch))
 
     play()
+    print(f"{sum(sizes)} requests to each server in {len(sizes)} rounds")
     for server, start in zip(servers, logs_before, strict=True):
         wait_idle(server)
         assert "Traceback" not in server.log()[start:]
