@@ -49,20 +49,29 @@ class Trace(NamedTuple):
         return max((s.tokens for s in self.steps if s.at <= moment), default=0)
 
 
-def request_body(api: str, prompt: list[int], new_tokens: int, model: str) -> dict[str, Any]:
-    """A greedy request for exactly `new_tokens` tokens."""
+def request_body(
+    api: str,
+    prompt: list[int],
+    new_tokens: int,
+    model: str,
+    temperature: float = 0,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """A request for exactly `new_tokens` tokens: greedy, or drawn by `seed`."""
     if api == "sglang":
-        sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+        sampling = {"temperature": temperature, "max_new_tokens": new_tokens, "ignore_eos": True}
+        if temperature:
+            sampling["sampling_seed"] = seed
         return {"input_ids": prompt, "sampling_params": sampling, "stream": True}
     return {
         "model": model,
         "prompt": prompt,
         "max_tokens": new_tokens,
-        "temperature": 0,
+        "temperature": temperature,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
+    } | ({"seed": seed} if temperature else {})
 
 
 class Reading:
@@ -120,13 +129,15 @@ async def complete(
     new_tokens: int,
     api: str = "sglang",
     model: str = "default",
+    temperature: float = 0,
+    seed: int = 0,
 ) -> Trace:
-    """Send one request and time its stream.
+    """Send one request (`request_body`) and time its stream.
 
     Raises:
         RequestFailed: the server refused, or did not say how many tokens it produced.
     """
-    body = request_body(api, prompt, new_tokens, model)
+    body = request_body(api, prompt, new_tokens, model, temperature, seed)
     reading = Reading(api, time.perf_counter())
     async with session.post(url + PATHS[api], json=body) as response:
         if response.status != 200:

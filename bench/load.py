@@ -20,6 +20,7 @@ class Target(NamedTuple):
     url: str
     api: str = "sglang"
     model: str = "default"
+    temperature: float = 0  # above 0 each client draws by a seed of its own
 
 
 class Load(NamedTuple):
@@ -49,11 +50,12 @@ async def _run_load(target: Target, prompts: Sequence[list[int]], new_tokens: in
         flushed = await flush_cache(target)
         barrier = asyncio.Barrier(len(prompts) + 1)
 
-        async def client(prompt: list[int]) -> Trace:
+        async def client(seed: int, prompt: list[int]) -> Trace:
             await barrier.wait()
-            return await complete(session, target.url, prompt, new_tokens, target.api, target.model)
+            url, api, model, temperature = target
+            return await complete(session, url, prompt, new_tokens, api, model, temperature, seed)
 
-        clients = [asyncio.create_task(client(prompt)) for prompt in prompts]
+        clients = [asyncio.create_task(client(*numbered)) for numbered in enumerate(prompts)]
         stale = await scheduler_output(session, target)
         sampler = asyncio.create_task(_sample(session, target, stale))
         try:

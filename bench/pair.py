@@ -79,6 +79,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="start each server anew for each of its turns: for machines that hold only one",
     )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0,
+        metavar="T",
+        help="above 0 every request draws by a seed of its own, the same in both arms",
+    )
     add_concurrency_argument(parser, [1, 4])
     add_prompt_arguments(parser)
     options = parser.parse_args(argv)
@@ -97,7 +104,8 @@ def arms_of(options: argparse.Namespace) -> dict[str, Arm]:
         flags = shlex.split(get(""))
         target = None
         if get("_url"):
-            target = Target(get("_url").rstrip("/"), get("_api"), get("_model"))
+            url = get("_url").rstrip("/")
+            target = Target(url, get("_api"), get("_model"), options.temperature)
         default = target.url if target else default_label(flags)
         return Arm(get("_label") or default, flags, target)
 
@@ -116,14 +124,16 @@ def standing(targets: Mapping[str, Target], arm: str) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def fresh(arms: Mapping[str, Arm], model_path: str, prompts: list, arm: str) -> Iterator[Target]:
+def fresh(
+    arms: Mapping[str, Arm], model_path: str, prompts: list, temperature: float, arm: str
+) -> Iterator[Target]:
     target = arms[arm].target
     if target is not None:
         yield target
         return
     with own_server(model_path, arms[arm].flags) as started:
         warm_up(started, prompts, 16)
-        yield started
+        yield started._replace(temperature=temperature)
 
 
 def run_rounds(
@@ -224,10 +234,12 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         if options.restart:
 
             def serving(arm: str) -> AbstractContextManager[Target]:
-                return fresh(arms, options.model_path, prompts.ids, arm)
+                return fresh(arms, options.model_path, prompts.ids, options.temperature, arm)
         else:
             targets = {
-                name: stack.enter_context(fresh(arms, options.model_path, prompts.ids, name))
+                name: stack.enter_context(
+                    fresh(arms, options.model_path, prompts.ids, options.temperature, name)
+                )
                 for name in ARMS
             }
 
@@ -253,6 +265,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         "model": Path(model_path).name if model_path else None,
         "prompts": prompts.describe(),
         "output_tokens": options.output_tokens,
+        "temperature": options.temperature,
         "restart": options.restart,
         "arms": {name: {"label": arm.label, "flags": arm.flags} for name, arm in arms.items()},
         "outputs_identical": identical,

@@ -80,9 +80,10 @@ def ask(serve_app, monkeypatch):
     """Function (server, api, prompts) -> Load; the server runs in a thread of its own."""
     monkeypatch.setattr(load_module, "SAMPLE_S", 0.01)
 
-    def run(server, api="sglang", prompts=((1, 2), (3, 4), (5, 6))):
+    def run(server, api="sglang", prompts=((1, 2), (3, 4), (5, 6)), temperature=0):
         with serve_app(server.app()) as port:
-            return run_load(Target(f"http://127.0.0.1:{port}", api, "m"), prompts, 6)
+            target = Target(f"http://127.0.0.1:{port}", api, "m", temperature)
+            return run_load(target, prompts, 6)
 
     return run
 
@@ -170,3 +171,19 @@ def test_requests_are_greedy_and_of_fixed_length():
     assert (openai["prompt"], openai["max_tokens"], openai["model"]) == ([1, 2], 7, "m")
     assert openai["ignore_eos"]
     assert openai["stream_options"]["include_usage"]
+
+
+@pytest.mark.parametrize("api", ["sglang", "openai"])
+def test_sampled_clients_have_seeds_of_their_own(ask, api):
+    """The same ones in every run, so that two servers do the same work."""
+    server = FakeServer()
+    for _ in range(2):
+        ask(server, api, temperature=0.7)
+    assert len(server.bodies) == 6
+    seeds = {}
+    for body in server.bodies:
+        wish = body.get("sampling_params", body)
+        assert wish["temperature"] == 0.7
+        prompt = tuple(body.get("input_ids") or body["prompt"])
+        seeds.setdefault(prompt, []).append(wish.get("sampling_seed", wish.get("seed")))
+    assert seeds == {(1, 2): [0, 0], (3, 4): [1, 1], (5, 6): [2, 2]}
