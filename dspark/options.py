@@ -34,7 +34,7 @@ OPTIONS = (
         "--dspark-step-cost",
         "FILE",
         "none",
-        "what a step costs by the rows it verifies, as dspark profile-steps measures it; without "
+        "what a step costs by its requests and rows, as dspark profile-steps measures it; without "
         "it everything is verified",
         needs_draft=True,
     ),

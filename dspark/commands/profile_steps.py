@@ -1,4 +1,4 @@
-"""`dspark profile-steps`: measure what a step costs by the rows it verifies.
+"""`dspark profile-steps`: measure what a step costs by the requests and rows of its batch.
 
 Starts a server, runs batches of several sizes under several verify budgets, and writes the table
 that `--dspark-step-cost` takes. Drafts are forced to be random, so that every step of every request
@@ -10,67 +10,90 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import fmean
+
+import psutil
 
 from dspark.commands.local_server import LocalServer, ServerFailed
 from dspark.speculation import forced_drafts, step_cost
+from dspark.speculation.step_cost import Sample, StepCost
 
 SHARES = (0.001, 0.2, 0.4, 0.6, 0.8, 1.0)  # of all drafts; SGLang takes no budget of exactly 0
 ENVIRONMENT = {forced_drafts.VARIABLE: "1", "DSPARK_VERIFY": "scheduled"}
 PROMPT_TOKENS = 64
 
-
-def rows_verified(requests: int, share: float, depth: int) -> int:
-    """Target rows of one step, as the server's scheduler rounds them."""
-    return requests + round(share * requests * depth)
+Run = Callable[[int, int], float]
 
 
 def measure(
-    run: Callable[[int, int], None],
+    run: Run,
     set_share: Callable[[float], None],
     batch_sizes: Sequence[int],
-    depth: int,
     steps: int,
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[int, list[float]]:
-    """Step times in seconds by rows.
+) -> list[Sample]:
+    """Measured steps.
 
-    A short and a long run are subtracted, so that prompts and HTTP do not count.
+    A short and a long run are subtracted, so that prompts and HTTP do not count. All sizes and
+    budgets are measured in turn before any is repeated, so that a machine that gets slower for a
+    while does so for all of them.
 
     Args:
-        run: (requests, steps) completes that many requests of that many steps in one batch.
+        run: (requests, steps) completes that many requests of that many steps in one batch, and
+            returns the rows of a step of the whole batch, on average.
     """
-    seconds: dict[int, list[float]] = {}
-    for requests in batch_sizes:
-        for share in SHARES:
-            set_share(share)
-            for _ in range(repeats):
+    seconds: dict[tuple[int, float], list[float]] = {}
+    rows: dict[tuple[int, float], list[float]] = {}
+    for _ in range(repeats):
+        for requests in batch_sizes:
+            for share in SHARES:
+                set_share(share)
                 start = clock()
                 run(requests, steps)
                 middle = clock()
-                run(requests, 2 * steps)
+                found = run(requests, 2 * steps)
                 elapsed = (clock() - middle) - (middle - start)
+                rows.setdefault((requests, share), []).append(found)
                 if elapsed > 0:  # noise can exceed a very short run
-                    rows = rows_verified(requests, share, depth)
-                    seconds.setdefault(rows, []).append(elapsed / steps)
-    return seconds
+                    seconds.setdefault((requests, share), []).append(elapsed / steps)
+    # A budget may admit fewer rows than it could: drafts without a chance are never verified.
+    return [
+        Sample(requests, round(fmean(rows[requests, share])), time)
+        for (requests, share), times in seconds.items()
+        for time in times
+    ]
 
 
-def profile(server: LocalServer, batch_sizes: Sequence[int], steps: int, repeats: int):
+def processor_seconds(server: LocalServer) -> float:
+    """Time on processors that the server's processes have had."""
+    main = psutil.Process(server.process.pid)
+    used = [process.cpu_times() for process in (main, *main.children(recursive=True))]
+    return sum(times.user + times.system for times in used)
+
+
+def profile(
+    server: LocalServer,
+    batch_sizes: Sequence[int],
+    steps: int,
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StepCost:
     """Measure a running server that was started with `ENVIRONMENT`."""
     draw = random.Random(0)
 
-    def run(requests: int, tokens: int) -> None:
+    def run(requests: int, tokens: int) -> float:
         prompts = [[draw.randrange(2, 500) for _ in range(PROMPT_TOKENS)] for _ in range(requests)]
-        server.generate_batch(prompts, tokens, custom_params={"draft": "random"})
+        outputs = server.generate_batch(prompts, tokens, custom_params={"draft": "random"})
+        return sum(output.meta["spec_cap_length"] for output in outputs)
 
     def set_share(share: float) -> None:
         body = {"server_args": {"dspark_force_budget_frac": share}}
         server.request("/set_internal_state", body)
 
-    depth = server.info()["internal_states"][0]["dspark"]["depth"]
     run(max(batch_sizes), 4)  # warm-up
-    return step_cost.from_samples(measure(run, set_share, batch_sizes, depth, steps, repeats))
+    return step_cost.from_samples(measure(run, set_share, batch_sizes, steps, repeats, clock))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,15 +103,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--steps", type=int, default=32, help="steps of the shorter run")
     parser.add_argument("--repeats", type=int, default=5, help="the median of these counts")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="count the server's time on processors: for a CPU that others use as well, with "
+        "OMP_NUM_THREADS=1",
+    )
     arguments, flags = parser.parse_known_args(argv)
     flags = ["--speculative-algorithm", "dspark", *flags]
     try:
         with LocalServer(arguments.model, flags, ENVIRONMENT) as server:
-            cost = profile(server, arguments.batch_sizes, arguments.steps, arguments.repeats)
+            clock = partial(processor_seconds, server)
+            cost = profile(
+                server,
+                arguments.batch_sizes,
+                arguments.steps,
+                arguments.repeats,
+                clock if arguments.processor_time else time.perf_counter,
+            )
         step_cost.save(cost, arguments.table)
     except (ServerFailed, step_cost.TableError, OSError) as error:
         print(f"dspark profile-steps: {error}", file=sys.stderr)
         return 1
-    for rows, rate in zip(cost.rows, cost.steps_per_second, strict=True):
-        print(f"{rows:4d} rows  {1000 / rate:8.2f} ms a step")
+    for steps in cost:
+        for rows, seconds in zip(steps.rows, steps.seconds, strict=True):
+            print(f"{steps.requests:4d} requests {rows:4d} rows  {1000 * seconds:8.2f} ms a step")
     return 0

@@ -64,7 +64,9 @@ def resolve(processor: Any, result: Any, batch: Any) -> list[list[int]]:
         steps.append(Delivered(len(run), whole, capped[i]))
         _count_for_request(req, steps[-1])
     processor.model_worker.on_verify_complete_cpu(
-        [step.tokens - 1 for step in steps], batch_size=len(steps)
+        [step.tokens - 1 for step in steps],
+        batch_size=len(steps),
+        acceptable_rows=[step.rows for step in steps],
     )
     _count_for_server(processor.metrics_reporter, result, steps, len(batch.reqs))
     return runs

@@ -8,6 +8,7 @@ R requests, V = depth + 1 verify rows, gamma = block size, N tokens in the vocab
 `docs/a-step.md` follows one step through the files.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from dspark.kernels.collective import gather_vocab, transport
 from dspark.kernels.common.argmax import token_of
 from dspark.speculation import forced_drafts, ranks, sampling
 from dspark.speculation.accept import accept, committed_slots
-from dspark.speculation.budget import VerifyRows
+from dspark.speculation.budget import Mode, VerifyRows
 from dspark.speculation.monitor import AcceptanceMonitor
 from dspark.speculation.packing import Packing, packing_of
 from dspark.speculation.penalties import Penalties, any_penalised
@@ -350,9 +351,15 @@ class DSparkWorker(BaseSpecWorker):
             self.settings.samples.add(proposal.confidence_logit, outcome.accepted)
 
     def on_verify_complete_cpu(
-        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+        self,
+        num_correct_drafts_per_req: list[int],
+        batch_size: int = 0,
+        acceptable_rows: Sequence[int] = (),
     ) -> None:
-        self.monitor.record(num_correct_drafts_per_req)
+        """acceptable_rows: of each request; `accepted_runs` knows them besides."""
+        whole = self.settings.mode is Mode.CAP_ACCEPT  # which runs all of them
+        rows = [self.verify_width] * batch_size if whole else acceptable_rows
+        self.monitor.record(num_correct_drafts_per_req, rows)
 
     def set_dspark_forced_budget_frac(self, frac: float | None) -> None:
         """Fix the verify budget to a share of all drafts (SGLang's `set_internal_state`)."""

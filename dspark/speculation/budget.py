@@ -6,12 +6,17 @@ ones and bias the output (DSpark paper, non-anticipation).
 """
 
 import enum
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from dspark.kernels.schedule import schedule
 from dspark.kernels.schedule.reference import survival
+from dspark.speculation.step_cost import StepCost, seconds_by_budget
+from dspark.state.upload import Upload
+
+COSTS_KEPT = 256  # batch sizes whose costs stay on the device
 
 
 class Mode(enum.Enum):
@@ -27,22 +32,19 @@ class VerifyRows(NamedTuple):
     acceptable: torch.Tensor  # rows that may be accepted, 1..run
 
 
-def best_budget(chance: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
-    """Draft rows K that maximise expected tokens per second: (R + sum of the K largest) * rate.
+def best_budget(chance: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
+    """Draft rows K that maximise expected tokens a second: (R + sum of the K largest) / seconds.
 
     Args:
         chance: f32 [R, depth] survival of each draft, estimated without looking at it.
-        rate: f64 [B + 1] steps per second of a target forward of b rows; clamped at its end.
+        seconds: f64 [R * depth + 1] of a step of these R requests that verifies K drafts.
 
     Returns:
         i32 [1]; the smaller K where two are equal.
     """
-    requests = chance.shape[0]
     gain = torch.sort(chance.double().flatten(), descending=True).values
-    tokens = requests + torch.cat([gain.new_zeros(1), gain.cumsum(0)])
-    rows = requests + torch.arange(tokens.shape[0], device=chance.device)
-    speed = tokens * rate[rows.clamp(max=rate.shape[0] - 1)]
-    return speed.argmax().to(torch.int32)[None]
+    tokens = chance.shape[0] + torch.cat([gain.new_zeros(1), gain.cumsum(0)])
+    return (tokens / seconds).argmax().to(torch.int32)[None]
 
 
 class VerifyScheduler:
@@ -52,7 +54,7 @@ class VerifyScheduler:
         mode: see `Mode`.
         gamma: drafts per block. depth: drafts that may be verified, <= gamma.
         slots: request slots. Confidences are kept by slot; a new owner starts with survival 1.
-        rate: steps per second by rows (`dspark.speculation.step_cost`), None = verify everything.
+        cost: of a step by its requests and rows, None = verify everything.
     """
 
     def __init__(
@@ -61,11 +63,12 @@ class VerifyScheduler:
         gamma: int,
         depth: int,
         slots: int,
-        rate: torch.Tensor | None,
+        cost: StepCost | None,
         device: torch.device | str,
     ):
-        self.mode, self.depth = mode, depth
-        self.rate = None if rate is None else rate.to(device)
+        self.mode, self.depth, self.cost = mode, depth, cost
+        self._upload = Upload(8 * (slots * depth + 1), torch.device(device))
+        self._seconds = lru_cache(COSTS_KEPT)(self._costs)
         self.remembered = torch.ones(slots, gamma, device=device)
         self.forced_rows: int | None = None  # a fixed budget, for measurements
         self.forced_share: float | None = None  # of all drafts, for measurements
@@ -91,6 +94,12 @@ class VerifyScheduler:
             rows = round(self.forced_share * earlier.shape[0] * self.depth)
         if rows is not None:
             return torch.full((1,), rows, dtype=torch.int32, device=earlier.device)
-        if self.rate is None:
+        if self.cost is None:
             return None
-        return best_budget(survival(earlier)[:, : self.depth], self.rate)
+        seconds = self._seconds(self.cost, len(earlier))
+        return best_budget(survival(earlier)[:, : self.depth], seconds)
+
+    def _costs(self, cost: StepCost, requests: int) -> torch.Tensor:
+        """f64 [requests * depth + 1] seconds, on the device."""
+        seconds = seconds_by_budget(cost, requests, self.depth)
+        return self._upload(torch.tensor(seconds, dtype=torch.float64))

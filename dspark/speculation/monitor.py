@@ -19,22 +19,29 @@ class AcceptanceMonitor:
     def __init__(self, depth: int):
         self.depth = depth
         self.steps = 0  # verify steps, one per request
+        self.rows = 0  # of the target that these steps ran
         self.reached = [0] * depth  # how often draft k was accepted and delivered
         self._stuck_at: int | None = None
         self._stuck_for = 0
         self.warning: str | None = None
 
-    def record(self, accepted: Sequence[int]) -> None:
-        """accepted: drafts delivered of each request of one step; none for a step of nobody."""
+    def record(self, accepted: Sequence[int], rows: Sequence[int]) -> None:
+        """One step's requests; none for a step of nobody.
+
+        Args:
+            accepted: drafts delivered of each. rows: target rows run of each, 1..depth + 1.
+        """
         if not accepted:
             return
         self.steps += len(accepted)
+        self.rows += sum(rows)
         for count in accepted:
             for k in range(count):
                 self.reached[k] += 1
-        self._watch(accepted)
+        self._watch([count for count, run in zip(accepted, rows, strict=True) if run > 1])
 
     def _watch(self, accepted: Sequence[int]) -> None:
+        """accepted: of the requests whose drafts were tried at all."""
         value = accepted[0] if len(set(accepted)) == 1 else None
         if value not in (0, self.depth):
             value = None
@@ -52,6 +59,8 @@ class AcceptanceMonitor:
         accepted = sum(self.reached)
         return {
             "verify_steps": self.steps,
+            "verify_rows_run": self.rows,
+            "verify_rows_saved": self.steps * (self.depth + 1) - self.rows,
             "mean_accepted_length": 1 + accepted / self.steps if self.steps else None,
             "acceptance_per_position": [
                 n / self.steps if self.steps else None for n in self.reached

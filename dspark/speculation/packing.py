@@ -1,8 +1,9 @@
 """Verify rows packed: those that run, request after request, without the rest of the width.
 
 Where the host knows how many rows run (on a CPU), the target is given these rows and no others. A
-captured graph has a fixed shape, so on a GPU the rest of the width runs as padding instead. Rows do
-not depend on their neighbours, so a row has the same bits in both layouts.
+captured graph has a fixed shape, so on a GPU the rest of the width runs as padding instead; so it
+does with tensor parallelism, where a faulty rank that counts otherwise must not break the sums.
+Rows do not depend on their neighbours, so a row has the same bits in both layouts.
 
 R requests, V rows of verify width, T packed rows.
 """

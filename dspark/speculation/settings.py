@@ -43,8 +43,7 @@ class Settings(NamedTuple):
         return made
 
     def scheduler(self, depth: int, slots: int, device: torch.device | str) -> VerifyScheduler:
-        rate = None if self.cost is None else step_cost.rate_table(self.cost)
-        made = VerifyScheduler(self.mode, self.gamma, depth, slots, rate, device)
+        made = VerifyScheduler(self.mode, self.gamma, depth, slots, self.cost, device)
         made.forced_rows = self.budget
         return made
 

@@ -1,54 +1,125 @@
-"""What a target forward costs by its number of rows: the table the verify budget is chosen by.
+"""What a decode step costs by its requests and rows: the table the verify budget is chosen by.
 
-JSON: `{"sample_batch_tokens": [...], "sample_steps_per_sec": [...], "max_batch_tokens": n}`.
-Row counts strictly increase; between two of them the lower one holds, outside the range the
-nearest. A step with more rows is never taken to be faster.
+JSON: `{"steps": [{"requests": 4, "rows": [4, 8, ...], "milliseconds": [...]}, ...]}`. `rows` are
+the target's rows of the whole batch, `milliseconds` those of a whole step, its draft included. For
+one number of requests more rows never take less time: noise of the measurement that says otherwise
+is averaged away. Between two measured steps the cost is taken to grow evenly.
 """
 
-import itertools
+import bisect
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
+OLD_FORMAT = "sample_batch_tokens"  # by rows alone
 
 
 class TableError(ValueError):
     """A cost table or calibration that cannot be used; the message is one sentence."""
 
 
-class StepCost(NamedTuple):
-    rows: tuple[int, ...]  # strictly increasing
-    steps_per_second: tuple[float, ...]  # never increasing
-    max_rows: int
+class Sample(NamedTuple):
+    """One measured step."""
+
+    requests: int
+    rows: int
+    seconds: float
 
 
-def from_samples(seconds: Mapping[int, Sequence[float]]) -> StepCost:
-    """Table from measured step times.
+class Steps(NamedTuple):
+    """Steps of one number of requests."""
 
-    Args:
-        seconds: rows -> step times in seconds; the median of each counts.
+    requests: int
+    rows: tuple[int, ...]  # strictly increasing, at least `requests`
+    seconds: tuple[float, ...]  # never decreasing
+
+
+StepCost = tuple[Steps, ...]  # requests strictly increase
+
+
+def from_samples(samples: Iterable[Sample]) -> StepCost:
+    """Table from measured steps: medians, then the nearest costs that never decrease.
 
     Raises:
         TableError: no samples, or a time that is not positive.
     """
-    if not seconds or any(not times or min(times) <= 0 for times in seconds.values()):
-        raise TableError("A cost table needs at least one positive step time per row count.")
-    rows = tuple(sorted(seconds))
-    slowest, rates = 0.0, []
-    for count in rows:
-        slowest = max(slowest, statistics.median(seconds[count]))
-        rates.append(1 / slowest)
-    return StepCost(rows, tuple(rates), rows[-1])
+    times: dict[int, dict[int, list[float]]] = {}
+    for requests, rows, seconds in samples:
+        if seconds <= 0:
+            raise TableError("A step that takes no time cannot be part of a cost table.")
+        times.setdefault(requests, {}).setdefault(rows, []).append(seconds)
+    if not times:
+        raise TableError("A cost table needs at least one measured step.")
+    return tuple(_steps(requests, by_rows) for requests, by_rows in sorted(times.items()))
+
+
+def _steps(requests: int, by_rows: dict[int, list[float]]) -> Steps:
+    rows = sorted(by_rows)
+    medians = [statistics.median(by_rows[n]) for n in rows]
+    return Steps(requests, tuple(rows), tuple(isotonic(medians, [len(by_rows[n]) for n in rows])))
+
+
+def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The never decreasing values that are nearest in weighted least squares."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, length; means increase
+    for value, weight in zip(values, weights, strict=True):
+        block = (value, float(weight), 1)
+        while blocks and blocks[-1][0] >= block[0]:
+            mean, before, length = blocks.pop()
+            total = before + block[1]
+            block = ((mean * before + block[0] * block[1]) / total, total, length + block[2])
+        blocks.append(block)
+    return [mean for mean, _, length in blocks for _ in range(length)]
+
+
+def seconds_by_budget(cost: StepCost, requests: int, depth: int) -> list[float]:
+    """Seconds of a step of `requests` that verifies 0, 1, ... requests * depth drafts.
+
+    Sizes of a batch are compared at equal drafts a request. Above the largest measured batch the
+    cost grows as between the two largest; a request with more drafts than were measured costs what
+    the most measured do.
+    """
+    each = [k / requests for k in range(requests * depth + 1)]  # drafts a request
+    sizes = [steps.requests for steps in cost]
+    if len(sizes) == 1:
+        return [_at(cost[0], drafts) for drafts in each]
+    upper = min(max(bisect.bisect_left(sizes, requests), 1), len(sizes) - 1)
+    low, high = cost[upper - 1], cost[upper]
+    share = max(0.0, (requests - low.requests) / (high.requests - low.requests))
+    found = []
+    for drafts in each:
+        below, above = _at(low, drafts), _at(high, drafts)
+        grown = below + share * (above - below)
+        found.append(grown if share <= 1 else max(grown, above))
+    # Beyond the table the difference of two measured sizes could fall with the drafts.
+    return list(accumulate(found, max))
+
+
+def _at(steps: Steps, drafts: float) -> float:
+    """Seconds of a step with so many drafts a request, between the measured ones on a line."""
+    rows = steps.requests * (1 + drafts)
+    i = bisect.bisect_left(steps.rows, rows)
+    if i == 0:
+        return steps.seconds[0]
+    if i == len(steps.rows):
+        return steps.seconds[-1]
+    (left, right), (less, more) = steps.rows[i - 1 : i + 1], steps.seconds[i - 1 : i + 1]
+    return less + (rows - left) / (right - left) * (more - less)
 
 
 def save(cost: StepCost, file: str | Path) -> None:
     content = {
-        "sample_batch_tokens": list(cost.rows),
-        "sample_steps_per_sec": list(cost.steps_per_second),
-        "max_batch_tokens": cost.max_rows,
+        "steps": [
+            {
+                "requests": steps.requests,
+                "rows": list(steps.rows),
+                "milliseconds": [round(1000 * s, 3) for s in steps.seconds],
+            }
+            for steps in cost
+        ]
     }
     Path(file).write_text(json.dumps(content, indent=1) + "\n")
 
@@ -57,26 +128,38 @@ def load(file: str | Path) -> StepCost:
     """Raises TableError."""
     try:
         content = json.loads(Path(file).read_text())
-        rows = tuple(int(n) for n in content["sample_batch_tokens"])
-        rates = tuple(float(x) for x in content["sample_steps_per_sec"])
-        largest = int(content["max_batch_tokens"])
+        if isinstance(content, dict) and OLD_FORMAT in content:
+            raise TableError(
+                f"{file} is a table by rows alone, which mixes batches of different sizes; measure "
+                "again with dspark profile-steps."
+            )
+        cost = tuple(
+            Steps(
+                int(steps["requests"]),
+                tuple(int(n) for n in steps["rows"]),
+                tuple(float(ms) / 1000 for ms in steps["milliseconds"]),
+            )
+            for steps in content["steps"]
+        )
     except OSError as error:
         raise TableError(f"Cannot read {file}: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, TableError):
+            raise
         raise TableError(f"{file} is not a step cost table: {error!r}.") from error
-    if not rows or len(rows) != len(rates):
-        raise TableError(f"{file} needs one step rate for each of its row counts.")
-    if rows[0] < 1 or any(b <= a for a, b in itertools.pairwise(rows)):
-        raise TableError(f"{file}: sample_batch_tokens must be positive and strictly increase.")
-    if min(rates) <= 0 or any(b > a for a, b in itertools.pairwise(rates)):
-        raise TableError(f"{file}: sample_steps_per_sec must be positive and never increase.")
-    if largest < rows[-1]:
-        raise TableError(f"{file}: max_batch_tokens is below the largest sample.")
-    return StepCost(rows, rates, largest)
+    if not cost or any(b.requests <= a.requests for a, b in pairwise(cost)):
+        raise TableError(f"{file}: the requests of its steps must strictly increase.")
+    for steps in cost:
+        _check(steps, file)
+    return cost
 
 
-def rate_table(cost: StepCost) -> torch.Tensor:
-    """f64 [max_rows + 1] steps per second of a forward of b rows, by the rules of this module."""
-    count = torch.arange(cost.max_rows + 1)
-    index = torch.searchsorted(torch.tensor(cost.rows), count, right=True) - 1
-    return torch.tensor(cost.steps_per_second, dtype=torch.float64)[index.clamp(min=0)]
+def _check(steps: Steps, file: str | Path) -> None:
+    requests, rows, seconds = steps
+    where = f"{file}, {requests} requests"
+    if requests < 1 or not rows or len(rows) != len(seconds):
+        raise TableError(f"{where}: one positive time is needed for each number of rows.")
+    if rows[0] < requests or any(b <= a for a, b in pairwise(rows)):
+        raise TableError(f"{where}: rows must strictly increase, from one a request on.")
+    if seconds[0] <= 0 or any(b < a for a, b in pairwise(seconds)):
+        raise TableError(f"{where}: milliseconds must be positive and never decrease.")

@@ -84,6 +84,7 @@ def test_its_confidence_calibration_loads():
 
 def test_its_step_cost_table_loads_and_grows_with_the_rows():
     cost = step_cost.load(embedded.step_cost())
-    assert cost.rows[0] == 1
-    assert cost.max_rows >= 24  # 4 requests of 6 rows
-    assert cost.steps_per_second[0] > cost.steps_per_second[-1]
+    assert [steps.requests for steps in cost] == [1, 2, 4, 8]
+    for steps in cost:
+        assert (steps.rows[0], steps.rows[-1]) == (steps.requests, 6 * steps.requests)
+        assert steps.seconds[0] < steps.seconds[-1]

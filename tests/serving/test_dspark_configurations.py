@@ -86,6 +86,7 @@ def test_capped_acceptance_and_rejected_rows_kept(serving, truth):
     section = server.info()["internal_states"][0]["dspark"]
     assert section["verify_mode"] == "cap-accept"
     assert not section["clears_rejected_state"]
+    assert section["verify_rows_saved"] == 0  # all of them run
 
 
 @pytest.mark.deep
@@ -139,7 +140,8 @@ def test_calibrated_confidences_and_a_cost_table(serving, tmp_path):
     assert accepted.unique().numel() > 2
     calibration.save(calibration.fit(logits, accepted, "random prompts"), fitted)
     # A second row doubles the time of a step, so few drafts are worth their rows.
-    step_cost.save(step_cost.from_samples({n: [0.01 * n] for n in range(1, 49)}), cost)
+    samples = [step_cost.Sample(r, n, 0.01 * n) for r in (1, 8) for n in range(r, 6 * r + 1)]
+    step_cost.save(step_cost.from_samples(samples), cost)
     env = (
         ("DSPARK_VERIFY", "scheduled"),
         ("DSPARK_CALIBRATION", str(fitted)),

@@ -92,9 +92,14 @@ def test_every_kind_of_draft_in_one_batch(server, truth):
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.7])
 def test_verify_budgets_of_nothing_and_a_part(server, truth, budget, share):
     budget(share)
+    server.request("/set_internal_state", {"server_args": {"dspark_clear_info_records": True}})
     outputs = forced(server, ["oracle", None] * 4, truth)
     assert ids(outputs) == truth
+    wait_idle(server)
+    section = server.info()["internal_states"][0]["dspark"]
+    assert section["verify_rows_saved"] > 0
     if share < 0.01:
+        assert section["verify_rows_run"] == section["verify_steps"]
         assert set(accept_lengths(outputs)) == {TOKENS / (TOKENS - 1)}  # one token a step
 
 
@@ -222,12 +227,15 @@ def test_what_an_operator_sees(server):
     assert (section["block_size"], section["depth"]) == (5, 5)
     assert section["verify_mode"] == "scheduled"
     assert 1.0 <= section["mean_accepted_length"] <= 6.0
+    steps, run, saved = (section[f"verify_{n}"] for n in ("steps", "rows_run", "rows_saved"))
+    assert steps <= run
+    assert run + saved == 6 * steps
     assert len(section["acceptance_per_position"]) == 5
     by_position = section["acceptance_per_position"]
     assert by_position == sorted(by_position, reverse=True)
     assert {"warning", "stuck_steps"} <= section.keys()
     metrics = server.request("/metrics")
-    for name in ("spec_accept_length", "spec_accept_rate"):
+    for name in ("spec_accept_length", "spec_accept_rate", "spec_cap_length"):
         assert f"sglang:{name}" in metrics
 
 

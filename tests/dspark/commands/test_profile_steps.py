@@ -1,27 +1,61 @@
-"""`dspark profile-steps`: step times by rows from runs of two lengths."""
+"""`dspark profile-steps`: step times by requests and rows, from runs of two lengths."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from dspark.commands import profile_steps
 from dspark.speculation import step_cost
 
+DEPTH = 5
+
 
 def test_step_times_are_differences_of_a_short_and_a_long_run():
-    """A machine whose step takes 10 ms plus 1 ms a row, and whose batches cost 3 s to begin."""
-    now, share = 0.0, 1.0
+    """A machine whose step takes 8 ms, 2 ms a request and 1 ms a row; a batch begins in 3 s."""
+    now, share, order = 0.0, 1.0, []
 
     def run(requests, steps):
         nonlocal now
-        rows = profile_steps.rows_verified(requests, share, depth=5)
-        now += 3 + steps * (0.010 + 0.001 * rows)
+        rows = requests + round(share * requests * DEPTH)
+        now += 3 + steps * (0.008 + 0.002 * requests + 0.001 * rows)
+        order.append(requests)
+        return rows
 
     def set_share(value):
         nonlocal share
         share = value
 
-    seconds = profile_steps.measure(run, set_share, [1, 4], 5, 16, 3, clock=lambda: now)
-    assert sorted(seconds) == [1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24]
-    for rows, times in seconds.items():
-        assert times == pytest.approx([0.010 + 0.001 * rows] * len(times))
-    cost = step_cost.from_samples(seconds)
-    assert cost.steps_per_second[0] == pytest.approx(1 / 0.011)
+    samples = profile_steps.measure(run, set_share, [1, 4], 16, 3, clock=lambda: now)
+    assert order == ([1] * 12 + [4] * 12) * 3  # all sizes before any repeat
+    for requests, rows, seconds in samples:
+        assert seconds == pytest.approx(0.008 + 0.002 * requests + 0.001 * rows)
+    one, four = step_cost.from_samples(samples)
+    assert one.rows == (1, 2, 3, 4, 5, 6)
+    assert four.rows == (4, 8, 12, 16, 20, 24)
+
+
+def test_rows_that_really_ran_count_and_noise_that_hides_a_step_does_not():
+    """Drafts without a chance are not verified, whatever the budget; one long run was too short."""
+    times = iter([0, 1, 2.5, 10, 11, 11.5] * 6)
+    samples = profile_steps.measure(
+        lambda requests, _: 3.6, lambda _: None, [2], 10, 2, clock=lambda: next(times)
+    )
+    assert {(s.requests, s.rows) for s in samples} == {(2, 4)}
+    assert [s.seconds for s in samples] == pytest.approx([0.05] * 6)
+
+
+def test_processor_time_is_that_of_all_processes_of_the_server():
+    """Two processes that count for 0.3 s of their own processor time, and then wait."""
+    busy = "import time\nwhile time.process_time() < 0.3: pass\n"
+    wait = "print('done', flush=True); input()"
+    child = f"subprocess.Popen([sys.executable, '-c', {busy + wait!r}], stdin=sys.stdin)"
+    parent = f"import subprocess, sys\n{child}\n{busy}{wait}"
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert [process.stdout.readline(), process.stdout.readline()] == [b"done\n"] * 2
+        used = profile_steps.processor_seconds(SimpleNamespace(process=process))
+        process.communicate(b"\n\n")
+    assert used > 0.5  # the parent alone stays far below

@@ -38,7 +38,7 @@ def test_a_cut_run_and_a_finished_request():
     records = []
     processor = SimpleNamespace(
         model_worker=SimpleNamespace(
-            on_verify_complete_cpu=lambda drafts, batch_size: records.append((drafts, batch_size))
+            on_verify_complete_cpu=lambda *args, **named: records.append((*args, named))
         ),
         metrics_reporter=SimpleNamespace(spec_num_forward_ct=0),
     )
@@ -49,7 +49,7 @@ def test_a_cut_run_and_a_finished_request():
     assert [req.spec_num_correct_drafts for req in reqs] == [3, 1, 0]
     assert [req.spec_num_block_accept_tokens for req in reqs] == [5, 2, 0]
     assert [req.spec_num_cap_tokens for req in reqs] == [4, 6, 0]
-    assert records == [([3, 1], 2)]
+    assert records == [([3, 1], {"batch_size": 2, "acceptable_rows": [4, 6]})]
     # SGLang adds the three rows of the batch to both of these.
     assert result.num_correct_drafts + len(reqs) == 6
     assert processor.metrics_reporter.spec_num_forward_ct + len(reqs) == 2

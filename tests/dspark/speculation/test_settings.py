@@ -35,11 +35,12 @@ def test_samples_are_refused_where_not_every_draft_is_verified(monkeypatch, tmp_
 
 
 def test_settings_reach_the_scheduler(monkeypatch, tmp_path):
-    step_cost.save(step_cost.StepCost((1,), (2.0,), 8), tmp_path / "cost.json")
+    cost = (step_cost.Steps(1, (1, 6), (0.5, 0.5)),)
+    step_cost.save(cost, tmp_path / "cost.json")
     monkeypatch.setenv("DSPARK_VERIFY", "cap-accept")
     monkeypatch.setenv("DSPARK_STEP_COST", str(tmp_path / "cost.json"))
     monkeypatch.setenv("DSPARK_VERIFY_BUDGET", "3")
     made = Settings.from_environment(gamma=5).scheduler(depth=5, slots=4, device="cpu")
     assert made.mode is Mode.CAP_ACCEPT
-    assert made.rate.tolist() == [2.0] * 9
+    assert made.cost == cost
     assert made.forced_rows == 3

@@ -1,47 +1,120 @@
-"""Tables of what a step costs by its rows."""
+"""Tables of what a step costs by its requests and rows."""
 
+import itertools
 import json
+import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dspark.speculation import step_cost
+from dspark.speculation.step_cost import Sample, Steps, TableError
 
 
-def test_cost_table_takes_medians_and_never_gets_faster_with_more_rows():
-    cost = step_cost.from_samples({2: [0.1, 0.1, 9.0], 8: [0.05, 0.08, 0.07], 4: [0.2]})
-    assert cost.rows == (2, 4, 8)
-    assert cost.steps_per_second == pytest.approx((10.0, 5.0, 5.0))
+def test_a_table_holds_medians_that_never_decrease():
+    times = {(2, 2): [0.1, 0.1, 9.0], (2, 6): [0.2, 0.3], (2, 12): [0.24, 0.21], (1, 1): [0.05]}
+    samples = [Sample(*at, seconds) for at, all_of in times.items() for seconds in all_of]
+    random.Random(1).shuffle(samples)
+    one, two = step_cost.from_samples(samples)
+    assert one == Steps(1, (1,), (0.05,))
+    assert (two.requests, two.rows) == (2, (2, 6, 12))
+    # Medians 0.25 and 0.225 in the wrong order: both become their mean.
+    assert two.seconds == pytest.approx((0.1, 0.2375, 0.2375))
 
 
-def test_cost_table_survives_the_file_and_clamps_at_both_ends(tmp_path):
-    cost = step_cost.StepCost((2, 4), (10.0, 5.0), 6)
-    step_cost.save(cost, tmp_path / "cost.json")
-    assert step_cost.load(tmp_path / "cost.json") == cost
-    assert step_cost.rate_table(cost).tolist() == [10, 10, 10, 10, 5, 5, 5]
+POSITIVE = st.floats(0.001, 10)
+
+
+@given(st.lists(st.tuples(POSITIVE, st.integers(1, 9)), min_size=1, max_size=8))
+def test_isotonic_values_are_the_nearest_of_all(pairs):
+    """Against the min-max formula: max over starts of min over ends of the mean between them."""
+    values, weights = zip(*pairs, strict=True)
+
+    def mean(a, b):
+        return sum(v * w for v, w in pairs[a:b]) / sum(weights[a:b])
+
+    n = len(pairs)
+    expected = [
+        max(min(mean(a, b) for b in range(i + 1, n + 1)) for a in range(i + 1)) for i in range(n)
+    ]
+    assert step_cost.isotonic(values, weights) == pytest.approx(expected)
+
+
+COST = (
+    Steps(1, (1, 6), (0.010, 0.020)),
+    Steps(4, (4, 12, 24), (0.020, 0.040, 0.100)),
+)
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("requests", "depth", "expected"),
     [
-        ({"sample_batch_tokens": [4, 2]}, "strictly increase"),
-        ({"sample_steps_per_sec": [5.0, 10.0]}, "never increase"),
-        ({"sample_steps_per_sec": [5.0]}, "one step rate for each"),
-        ({"max_batch_tokens": 3}, "below the largest sample"),
-        ({"sample_steps_per_sec": [5.0, 0.0]}, "must be positive"),
-        ({"sample_batch_tokens": "many"}, "not a step cost table"),
+        (1, 5, [10, 12, 14, 16, 18, 20]),
+        (4, 1, [20, 22.5, 25, 27.5, 30]),
+        # Between 1 and 4 requests: a third of the way, at 0, 1/2 and 1 draft a request.
+        (2, 1, [10 + 10 / 3, 11 + 14 / 3, 12 + 18 / 3]),
+        (7, 0, [30]),  # beyond: another three requests cost what the last three did
+        (4, 9, None),
     ],
 )
-def test_a_bad_cost_table_is_named_in_one_sentence(tmp_path, change, complaint):
-    good = {
-        "sample_batch_tokens": [2, 4],
-        "sample_steps_per_sec": [10.0, 5.0],
-        "max_batch_tokens": 4,
-    }
-    (tmp_path / "cost.json").write_text(json.dumps(good | change))
-    with pytest.raises(step_cost.TableError, match=complaint):
+def test_costs_between_and_beyond_the_measured_steps(requests, depth, expected):
+    found = [1000 * s for s in step_cost.seconds_by_budget(COST, requests, depth)]
+    assert len(found) == requests * depth + 1
+    if expected is None:  # more drafts than were measured
+        assert set(found[21:]) == {100.0}
+    else:
+        assert found == pytest.approx(expected)
+
+
+def test_one_measured_batch_size_stands_for_all():
+    assert step_cost.seconds_by_budget(COST[:1], 2, 1) == pytest.approx([0.010, 0.011, 0.012])
+
+
+@given(st.data(), st.integers(1, 12), st.integers(1, 5))
+def test_more_drafts_never_cost_less(data, requests, depth):
+    samples = [
+        Sample(size, rows, data.draw(POSITIVE))
+        for size in data.draw(st.sets(st.integers(1, 8), min_size=1, max_size=3))
+        for rows in data.draw(st.sets(st.integers(size, 6 * size), min_size=1, max_size=4))
+    ]
+    found = step_cost.seconds_by_budget(step_cost.from_samples(samples), requests, depth)
+    assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(found))
+    assert min(found) > 0
+
+
+def test_a_table_survives_the_file(tmp_path):
+    step_cost.save(COST, tmp_path / "cost.json")
+    assert step_cost.load(tmp_path / "cost.json") == COST
+
+
+@pytest.mark.parametrize(
+    ("steps", "complaint"),
+    [
+        ([], "strictly increase"),
+        ([{"requests": 2}], "not a step cost table"),
+        ([{"requests": 2, "rows": [2, 3], "milliseconds": [4]}], "each number of rows"),
+        ([{"requests": 2, "rows": [1, 3], "milliseconds": [4, 5]}], "from one a request on"),
+        ([{"requests": 2, "rows": [3, 3], "milliseconds": [4, 5]}], "from one a request on"),
+        ([{"requests": 2, "rows": [2, 3], "milliseconds": [5, 4]}], "never decrease"),
+        ([{"requests": 2, "rows": [2, 3], "milliseconds": [0, 4]}], "must be positive"),
+        ([{"requests": 2, "rows": [2], "milliseconds": [1]}] * 2, "strictly increase"),
+    ],
+)
+def test_a_bad_table_is_named_in_one_sentence(tmp_path, steps, complaint):
+    (tmp_path / "cost.json").write_text(json.dumps({"steps": steps}))
+    with pytest.raises(TableError, match=complaint):
         step_cost.load(tmp_path / "cost.json")
 
 
-def test_no_samples_make_no_table():
-    with pytest.raises(step_cost.TableError):
-        step_cost.from_samples({4: []})
+def test_a_table_by_rows_alone_is_refused(tmp_path):
+    old = {"sample_batch_tokens": [1], "sample_steps_per_sec": [9.0], "max_batch_tokens": 1}
+    (tmp_path / "cost.json").write_text(json.dumps(old))
+    with pytest.raises(TableError, match=r"rows alone.*measure again with dspark profile-steps"):
+        step_cost.load(tmp_path / "cost.json")
+
+
+@pytest.mark.parametrize("samples", [[], [Sample(1, 1, 0.0)]])
+def test_no_time_makes_no_table(samples):
+    with pytest.raises(TableError):
+        step_cost.from_samples(samples)
