@@ -23,8 +23,8 @@ def sum_and_lose(name: str, rank: int, barrier, other_is_gone, results) -> None:
     torch.zeros(1, device=device)
     mapped = host_file.attach(name, PAIR, rank)
     barrier.wait()  # both have allocated their pages
-    host_start.register(mapped.memory, device)
-    end = host_sum_of(mapped.memory, PAIR, rank, device)
+    host_start.register(mapped, device)
+    end = host_sum_of(mapped, PAIR, rank, device)
     generator = torch.Generator().manual_seed(0)
     inputs = [
         torch.randn(2, rows, PAIR.columns, generator=generator).bfloat16() for rows in (1, 6, 48)

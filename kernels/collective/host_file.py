@@ -27,13 +27,6 @@ SHARED = Path("/dev/shm")
 PREFIX = "dspark-sum-"
 
 
-class Mapped(NamedTuple):
-    """The file in this process."""
-
-    memory: Tensor  # u8 [layout.nbytes]
-    descriptor: int  # stays open, for the launcher to find
-
-
 def create(layout: Layout) -> str:
     """Make a file of zeros for one server; returns its name.
 
@@ -54,8 +47,10 @@ def create(layout: Layout) -> str:
     return name
 
 
-def attach(name: str, layout: Layout, rank: int) -> Mapped:
-    """Map it; the pages of this rank are allocated here, near to its processor.
+def attach(name: str, layout: Layout, rank: int) -> Tensor:
+    """u8 [layout.nbytes], the file.
+
+    The pages of this rank are allocated here, near to its processor. The file stays open as long as the tensor lives, through a descriptor of the mapping's own.
 
     Raises:
         OSError: it is not on this machine, or there is no room.
@@ -64,10 +59,9 @@ def attach(name: str, layout: Layout, rank: int) -> Mapped:
     try:
         os.posix_fallocate(descriptor, layout.own_start(rank), layout.own_bytes)
         mapping = mmap.mmap(descriptor, layout.nbytes)
-    except OSError:
+    finally:
         os.close(descriptor)
-        raise
-    return Mapped(torch.frombuffer(mapping, dtype=torch.uint8), descriptor)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 def remove(name: str) -> None:

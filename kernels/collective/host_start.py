@@ -6,7 +6,6 @@ wrong here ends a server.
 
 import contextlib
 import logging
-import os
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -55,35 +54,48 @@ def set_up(group: Group, device: torch.device, columns: int) -> Outcome:
         return Outcome(None, f"it takes 2 to {MOST_RANKS} ranks that divide {columns} columns")
     layout = Layout(ranks, columns)
     try:
-        mapped = shared_file(group, device, layout)
+        memory = shared_file(group, device, layout)
     except Refused as refused:
         return Outcome(None, str(refused))
     try:
-        together(lambda: register(mapped.memory, device), group, device)
-        sums = together(lambda: host_sum_of(mapped.memory, layout, rank, device), group, device)
+        together(lambda: register(memory, device), group, device)
+        sums = together(lambda: host_sum_of(memory, layout, rank, device), group, device)
         self_test(sums, group)
     except Refused as refused:
-        let_go(mapped, device)
+        let_go(memory, device)
         return Outcome(None, str(refused))
     sums.views.serving[0] = 1
     CHOSEN[group] = sums
     return Outcome(sums, "")
 
 
-def shared_file(group: Group, device: torch.device, layout: Layout) -> host_file.Mapped:
-    """One file, mapped by all ranks; it has no name any more.
+def shared_file(group: Group, device: torch.device, layout: Layout) -> Tensor:
+    """u8 [layout.nbytes], one file that all ranks have mapped; it has no name any more.
 
     Raises:
         Refused: some rank cannot have it.
     """
-    first = group.rank() == 0
-    name = together(lambda: host_file.create(layout) if first else "", group, device)
-    name = name_of_first(name, group, device)
+    rank = group.rank()
+    names: list[str] = []  # of rank 0, which maps the file at once: a launcher knows what is mapped
+    own: list[Tensor] = []
+
+    def create() -> None:
+        if rank == 0:
+            names.append(host_file.create(layout))
+            own.append(host_file.attach(names[0], layout, rank))
+
+    def attach() -> None:
+        if rank != 0:
+            own.append(host_file.attach(name, layout, rank))
+
     try:
-        return together(lambda: host_file.attach(name, layout, group.rank()), group, device)
+        together(create, group, device)
+        name = name_of_first("".join(names), group, device)
+        together(attach, group, device)
     finally:
-        if first:
-            host_file.remove(name)
+        for given in names:
+            host_file.remove(given)
+    return own[0]
 
 
 def register(memory: Tensor, device: torch.device) -> None:
@@ -101,14 +113,13 @@ def register(memory: Tensor, device: torch.device) -> None:
         raise RuntimeError(f"cudaHostRegister: {cudart.cudaGetErrorString(code)}")
 
 
-def let_go(mapped: host_file.Mapped, device: torch.device) -> None:
-    """Undo `attach` and `register`, as far as they came."""
+def let_go(memory: Tensor, device: torch.device) -> None:
+    """Undo `register`, as far as it came."""
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):
             torch.cuda.synchronize(device)
-        torch.cuda.cudart().cudaHostUnregister(mapped.memory.data_ptr())
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
         forget_last_error(device)
-    os.close(mapped.descriptor)
 
 
 def forget_last_error(device: torch.device) -> None:

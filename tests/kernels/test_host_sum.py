@@ -338,8 +338,8 @@ def known(ranks: int, rows: int, number: int) -> torch.Tensor:
 PAIR = Layout(2, COLUMNS)
 
 
-def begin(mapped: host_file.Mapped, rank: int, epoch: int, limit: float) -> Member:
-    return member(mapped.memory, PAIR, rank, time.monotonic, limit, [epoch] * CHANNELS)
+def begin(mapped: torch.Tensor, rank: int, epoch: int, limit: float) -> Member:
+    return member(mapped, PAIR, rank, time.monotonic, limit, [epoch] * CHANNELS)
 
 
 def sum_many(name: str, rank: int, epoch: int, sums: int, results) -> None:
@@ -374,16 +374,14 @@ def shared():
 @pytest.fixture
 def mapped(shared):
     """The file as rank 0 maps it."""
-    mapped = host_file.attach(shared, PAIR, 0)
-    yield mapped
-    os.close(mapped.descriptor)
+    return host_file.attach(shared, PAIR, 0)
 
 
 FORK = multiprocessing.get_context("fork")
 
 
-def run_ranks(name: str, mapped: host_file.Mapped, epoch: int, sums: int) -> list[int | None]:
-    views(mapped.memory, PAIR).flag.fill_(flag_of(epoch))
+def run_ranks(name: str, mapped: torch.Tensor, epoch: int, sums: int) -> list[int | None]:
+    views(mapped, PAIR).flag.fill_(flag_of(epoch))
     results = FORK.SimpleQueue()
     ranks = [
         FORK.Process(target=sum_many, args=(name, rank, epoch, sums, results), daemon=True)
@@ -419,7 +417,7 @@ def test_a_process_that_never_arrives_is_found_through_one_that_waited(shared, m
 
 def hold(name: str, ready) -> None:
     mapped = host_file.attach(name, PAIR, 1)
-    mapped.memory[-1] = 1
+    mapped[-1] = 1
     ready.put(True)
     signal.pause()
 
@@ -439,9 +437,8 @@ def test_a_second_server_has_a_file_of_its_own(mapped):
     name = host_file.create(PAIR)
     other = host_file.attach(name, PAIR, 0)
     host_file.remove(name)
-    mapped.memory.fill_(1)
-    assert other.memory.count_nonzero() == 0
-    os.close(other.descriptor)
+    mapped.fill_(1)
+    assert other.count_nonzero() == 0
 
 
 def test_a_file_that_is_not_there_is_an_error():

@@ -194,14 +194,14 @@ def registered(device):
     mapped = host_file.attach(name, LAYOUT, 0)
     host_file.remove(name)
     torch.zeros(1, device=device)
-    host_start.register(mapped.memory, device)
+    host_start.register(mapped, device)
     yield mapped
     host_start.let_go(mapped, device)
 
 
 def test_ranks_on_eight_streams(device, registered):
     """Ranks are launched in turn: a rank's next sum never stands before another one's this sum."""
-    ends = [host_sum_of(registered.memory, LAYOUT, r, device) for r in range(RANKS)]
+    ends = [host_sum_of(registered, LAYOUT, r, device) for r in range(RANKS)]
     inputs = {rows: numbers(1, rows, seed=rows)[0] for rows in (1, 2, 6, 48)}
     on_device = {rows: partials.to(device) for rows, partials in inputs.items()}
     for end in ends:  # load the kernels while nobody waits

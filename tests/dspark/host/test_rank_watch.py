@@ -138,8 +138,7 @@ def sums_of_two_ranks():
     name = host_file.create(layout)
     mapped = host_file.attach(name, layout, 0)
     host_file.remove(name)
-    yield host_layout.views(mapped.memory, layout)
-    os.close(mapped.descriptor)
+    return host_layout.views(mapped, layout)
 
 
 def test_a_rank_that_others_wait_for_in_vain_is_named(sums_of_two_ranks):

@@ -1,5 +1,7 @@
 """The kernel of the sum through host memory: ranks are processes, memory order is the host's."""
 
+import contextlib
+import gc
 import multiprocessing
 import os
 
@@ -46,7 +48,7 @@ def by_reference(memory: torch.Tensor, layout: Layout, rank: int):
 def one_rank(name: str, layout: Layout, rank: int, make, results) -> None:
     """Reports the numbers of its wrong sums."""
     torch.set_num_threads(1)
-    run = make(host_file.attach(name, layout, rank).memory, layout, rank)
+    run = make(host_file.attach(name, layout, rank), layout, rank)
     wrong = []
     for number, rows in enumerate(SIZES[: 24 // layout.ranks - 1]):
         partials = known(layout.ranks, rows, number)
@@ -72,7 +74,7 @@ def test_ranks_hold_the_ordered_sum(makers):
     name = host_file.create(layout)
     try:
         mapped = host_file.attach(name, layout, 0)
-        views(mapped.memory, layout).flag.fill_(flag_of(EPOCH))
+        views(mapped, layout).flag.fill_(flag_of(EPOCH))
         results = FORK.SimpleQueue()
         ranks = [
             FORK.Process(target=one_rank, args=(name, layout, rank, make, results), daemon=True)
@@ -83,7 +85,6 @@ def test_ranks_hold_the_ordered_sum(makers):
         assert [results.get() for _ in ranks] == [[]] * len(makers)
         for process in ranks:
             process.join()
-        os.close(mapped.descriptor)
     finally:
         host_file.remove(name)
 
@@ -141,8 +142,19 @@ def start(rank: int, ranks: int, init_file: str, epochs: int, fail, results) -> 
     partials = known(ranks, 5, 0)
     right = torch.equal(tp_sum(partials[rank], group), ordered_sum(partials))
     on_host = bool(outcome.chosen is not None and outcome.chosen.epochs[2] > 0)
-    results.put((rank, outcome.reason, through_host, on_host, right))
+    gc.collect()  # what a raised error still refers to
+    held = sum(host_file.PREFIX in name for name in descriptors())
+    results.put((rank, outcome.reason, through_host, on_host, right, held))
     dist.destroy_process_group()
+
+
+def descriptors() -> list[str]:
+    """What this process holds open."""
+    folder, names = "/proc/self/fd", []
+    for number in os.listdir(folder):
+        with contextlib.suppress(OSError):  # the listing's own
+            names.append(os.readlink(f"{folder}/{number}"))
+    return names
 
 
 def started(tmp_path, fail=None, ranks=2) -> list[tuple]:
@@ -163,7 +175,15 @@ def started(tmp_path, fail=None, ranks=2) -> list[tuple]:
 
 
 def test_ranks_set_it_up_and_sum_through_it(tmp_path):
-    assert started(tmp_path) == [(rank, "", True, True, True) for rank in range(2)]
+    assert started(tmp_path) == [(rank, "", True, True, True, 1) for rank in range(2)]
+
+
+def no_room_for_the_first(rank: int) -> None:
+    def refuse(*_):
+        raise OSError("No space left on device")
+
+    if rank == 0:
+        host_file.attach = refuse
 
 
 def no_room(rank: int) -> None:
@@ -205,25 +225,26 @@ def no_registration(rank: int) -> None:
     ("fail", "reason"),
     [
         (no_room, "rank 1 could not"),
+        (no_room_for_the_first, "rank 0 could not"),
         (no_file, "rank 0 could not"),
         (wrong_bits, "rank 1 could not"),
         (no_registration, "rank 0 could not"),
     ],
 )
 def test_what_one_rank_cannot_do_all_do_without(tmp_path, fail, reason):
-    assert started(tmp_path, fail) == [(rank, reason, False, False, True) for rank in range(2)]
+    assert started(tmp_path, fail) == [(rank, reason, False, False, True, 0) for rank in range(2)]
 
 
 def test_rows_that_cannot_be_divided_are_left_to_slices(tmp_path):
     want = "it takes 2 to 8 ranks that divide 128 columns"
-    assert started(tmp_path, ranks=3) == [(rank, want, False, False, True) for rank in range(3)]
+    assert started(tmp_path, ranks=3) == [(rank, want, False, False, True, 0) for rank in range(3)]
 
 
 def publish_once(name: str, rows: torch.Tensor, late: bool) -> None:
     torch.set_num_threads(1)
     mapped = host_file.attach(name, rank_sum.LAYOUT, 1)
     control = torch.tensor([1 << 60, 0])
-    rank_sum.publish(rows, views(mapped.memory, rank_sum.LAYOUT), control, rank_sum.BEGIN, 1, late)
+    rank_sum.publish(rows, views(mapped, rank_sum.LAYOUT), control, rank_sum.BEGIN, 1, late)
 
 
 @pytest.mark.parametrize("rows", [1, 6])
@@ -236,8 +257,8 @@ def test_the_bench_publishes_what_its_consumer_expects(rows, late):
     name = host_file.create(layout)
     mapped = host_file.attach(name, layout, consumer)
     try:
-        views(mapped.memory, layout).flag.fill_(rank_sum.BEGIN)
-        end = host_sum_of(mapped.memory, layout, consumer, CPU, rank_sum.BEGIN)
+        views(mapped, layout).flag.fill_(rank_sum.BEGIN)
+        end = host_sum_of(mapped, layout, consumer, CPU, rank_sum.BEGIN)
         others = FORK.Process(target=publish_once, args=(name, payload, late), daemon=True)
         others.start()
         total = end(payload[consumer])
@@ -245,4 +266,3 @@ def test_the_bench_publishes_what_its_consumer_expects(rows, late):
         assert torch.equal(total, rank_sum.expected_total(payload))
     finally:
         host_file.remove(name)
-        os.close(mapped.descriptor)
