@@ -50,7 +50,8 @@ def create(layout: Layout) -> str:
 def attach(name: str, layout: Layout, rank: int) -> Tensor:
     """u8 [layout.nbytes], the file.
 
-    The pages of this rank are allocated here, near to its processor. The file stays open as long as the tensor lives, through a descriptor of the mapping's own.
+    The pages of this rank are allocated here, near to its processor. The file stays open as long
+    as the tensor lives, through a descriptor of the mapping's own.
 
     Raises:
         OSError: it is not on this machine, or there is no room.
