@@ -98,6 +98,7 @@ REFUSED = [
     (Sent("/separate_reasoning", {"text": "a", "reasoning_parser": "x"}), "reasoning_parser"),
     (Sent("/separate_reasoning", {"text": 5, "reasoning_parser": "deepseek-v4"}), "text"),
     (Sent("/vertex_generate", {"instances": [], "parameters": {"x": 1}}), "parameters.x"),
+    (Sent("/v1/responses", {"model": None, "input": "a"}), "model"),
     (Sent("/v1/embeddings", {"model": "m", "input": "a"}), "embeddings"),
     (Sent("/encode", {"text": "a"}), "embeddings"),
     (Sent("/classify", {"text": "a"}), "classes"),

@@ -491,7 +491,7 @@ ENDPOINTS: dict[str, Rule] = {
     "openai_v1_completions": record(COMPLETION, need=("prompt",)),
     "openai_v1_chat_completions": record(CHAT, need=("messages",)),
     "sagemaker_chat_completions": record(CHAT, need=("messages",)),
-    "v1_responses_request": record(RESPONSES, need=("input",)),
+    "v1_responses_request": record(RESPONSES, need=("input", "model")),
     "openai_v1_tokenize": record(TOKENIZE),
     "openai_v1_detokenize": record(DETOKENIZE, need=("tokens",)),
     "v1_score_request": record(SCORE, need=("query", "items", "label_token_ids")),

@@ -174,6 +174,7 @@ def test_embeddings_are_refused():
     [
         ("openai_v1_chat_completions", [], "The request must be a JSON object, not []."),
         ("openai_v1_chat_completions", {}, "messages is missing."),
+        ("v1_responses_request", {"input": "a", "model": None}, "model is missing."),
         ("openai_v1_chat_completions", chat(seed=2**63), "seed must be an integer"),
         ("openai_v1_chat_completions", chat(top_logprobs=V + 1), "top_logprobs must be"),
         ("openai_v1_chat_completions", chat(max_tokens=0), "max_tokens must be an integer from 1"),
