@@ -90,6 +90,7 @@ HOOKS: dict[str, Callable] = {
     "managers.tokenizer_manager.TokenizerManager._handle_abort_req": (
         request_hooks.show_all_ids_of_aborted
     ),
+    f"{seam.MANAGER}.create_abort_task": request_hooks.abort_own_stream,
     "managers.scheduler.Scheduler._forward_isolation": sampling_hooks.count_penalties_at_forward,
     "sampling.penaltylib.min_new_tokens.BatchedMinNewTokensPenalizer._prepare": (
         sampling_hooks.hold_back_every_end

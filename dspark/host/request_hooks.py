@@ -46,6 +46,15 @@ def show_all_ids_of_aborted(original, manager, recv_obj):
         state.out_list[-1]["output_ids"] = list(state.output_ids)
 
 
+def abort_own_stream(original, manager, obj):
+    """SGLang aborts whoever bears the name of a stream two seconds after it ended."""
+    if not manager_is_ours(manager):
+        return original(manager, obj)
+    from dspark.host import abandoned
+
+    return abandoned.abort_task(manager, obj)
+
+
 def refuse_unservable_prompts(original, worker):
     info = original(worker)
     from dspark.host.pools import DSparkKVPool

@@ -92,6 +92,10 @@ SEAMS = (
         Use.HOOK,
         ("self", "recv_obj"),
     ),
+    Seam(
+        "managers.tokenizer_manager.TokenizerManager.create_abort_task", Use.HOOK, ("self", "obj")
+    ),
+    Seam("managers.tokenizer_manager.TokenizerManager.abort_request", Use.CALL, ("self", "rid")),
     Seam("managers.scheduler.Scheduler._forward_isolation", Use.HOOK, ("self", "batch", "overlap")),
     Seam(
         "sampling.penaltylib.min_new_tokens.BatchedMinNewTokensPenalizer._prepare",

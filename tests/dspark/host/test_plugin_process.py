@@ -64,6 +64,7 @@ future = Some(spec_algo=Some(is_dspark=lambda: False), device="cpu")
 calls = [
     argument_hooks.resolve_arguments(original, args),
     request_hooks.check_prompt(original, manager, None, [-1]),
+    request_hooks.abort_own_stream(original, manager, None),
     control_hooks.refuse_control(original, manager),
     control_hooks.check_settings(original, manager, None),
     control_hooks.pause_by_abort(original, manager, Some(mode="abort")),
