@@ -1,10 +1,10 @@
-"""Write every figure of README.md from the raw records in bench/results.
+"""Write every figure of README.md and docs/ from the raw records in bench/results.
 
     python -m dspark.bench.report            # tables between markers, and the charts
-    python -m dspark.bench.report --check    # exit status 1 when README disagrees with the records
+    python -m dspark.bench.report --check    # exit status 1 when a page disagrees with the records
 
-A table stands between `<!-- bench:NAME -->` and `<!-- /bench -->`; NAME is one of `TABLES`, or
-`options` for that of the flags.
+A table stands between `<!-- bench:NAME -->` and `<!-- /bench -->`; NAME is one of `TABLES`,
+`options` for that of the flags, or `summary` for the one of `dspark.bench.summary`.
 """
 
 import argparse
@@ -16,18 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from dspark import options
+from dspark.bench import summary
 from dspark.bench.medians import median_levels
 from dspark.bench.table import accuracy, counted, number
 from dspark.bench.throughput import THROUGHPUTS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = Path("bench/results")
+PAGES = ("README.md", "docs/results.md", "docs/flags.md")
 MARKED = re.compile(r"(<!-- bench:(?P<name>[\w-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 Record = Mapping[str, Any]
 
 
 class ReportError(ValueError):
-    """README asks for something that the records do not give; one sentence."""
+    """A page asks for something that the records do not give; one sentence."""
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
@@ -319,40 +321,60 @@ def render(name: str, results: Path) -> str:
     """ReportError for an unknown name or a record that is not there."""
     if name == "options":
         return options.markdown()
+    if name == "summary":
+        return summary_table(results)
     if name not in TABLES:
-        raise ReportError(f"README asks for bench:{name}; known are {', '.join(TABLES)}.")
+        raise ReportError(f"a page asks for bench:{name}; known are {', '.join(TABLES)}.")
     file, show = TABLES[name]
+    return show(read_record(name, results, file))
+
+
+def read_record(name: str, results: Path, file: str) -> Record:
+    """ReportError where the record that table `name` needs is not there."""
     path = results / file
     if not path.exists():
         raise ReportError(f"bench:{name} needs {RESULTS / file}, which is not there.")
-    return show(json.loads(path.read_text()))
+    return json.loads(path.read_text())
 
 
-def regenerate(readme: str, results: Path) -> str:
-    """README with every marked table written anew."""
+def summary_table(results: Path) -> str:
+    """One line a record, with its machine and day."""
+    rows = []
+    for what, file, show in summary.LINES:
+        record = read_record("summary", results, file)
+        environment = record["environment"]
+        where = f"{machine(environment, single=True)}, {environment['date'][:10]}"
+        rows.append([what, show(record), where])
+    lines = [["what", "result", "machine"], ["---"] * 3, *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def regenerate(page: str, results: Path) -> str:
+    """The page's text with every marked table written anew."""
 
     def replace(match: re.Match[str]) -> str:
         return f"{match[1]}{render(match['name'], results)}\n{match[3]}"
 
-    return MARKED.sub(replace, readme)
+    return MARKED.sub(replace, page)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dspark.bench.report", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing, compare")
     arguments = parser.parse_args(argv)
-    readme = REPOSITORY / "README.md"
-    text = readme.read_text()
+    texts = {name: (REPOSITORY / name).read_text() for name in PAGES}
     try:
-        fresh = regenerate(text, REPOSITORY / RESULTS)
+        fresh = {name: regenerate(text, REPOSITORY / RESULTS) for name, text in texts.items()}
     except ReportError as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
+    stale = [name for name in PAGES if fresh[name] != texts[name]]
     if arguments.check:
-        if fresh != text:
-            print("README.md does not show what bench/results says.", file=sys.stderr)
-        return int(fresh != text)
-    readme.write_text(fresh)
+        for name in stale:
+            print(f"{name} does not show what bench/results says.", file=sys.stderr)
+        return int(bool(stale))
+    for name in stale:
+        (REPOSITORY / name).write_text(fresh[name])
     from dspark.bench.charts import draw_all
 
     for chart in draw_all(REPOSITORY / RESULTS, REPOSITORY / "bench/charts"):

@@ -1,7 +1,7 @@
 """What an operator can set beyond SGLang's own flags: one table for everything that names it.
 
-Flags, `dspark serve --help` and the table in README.md are made from `OPTIONS`. A flag is handed
-on as its environment variable, which worker processes inherit and which the code reads.
+Flags, `dspark serve --help` and the table in docs/flags.md are made from `OPTIONS`. A flag is
+handed on as its environment variable, which worker processes inherit and which the code reads.
 """
 
 import argparse
@@ -177,7 +177,7 @@ def draft_flags_given() -> list[str]:
 
 
 def markdown() -> str:
-    """The table of README.md."""
+    """The table of docs/flags.md."""
     rows = [
         f"| {f'`{o.flag}`' if o.flag else '-'} | `{o.variable}` | `{o.values}` | {o.default} "
         f"| {o.meaning} |"

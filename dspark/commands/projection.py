@@ -3,8 +3,8 @@
     step = bytes read / (half of the card's bandwidth) + launches x 4.6 us + sums over the ranks
 
 The two figures of a launch and of the bandwidth are fitted to one rank's steps on an H200
-(`bench/results/decode-step-h200.json`, within a tenth). The time of a sum is taken from public
-figures for cards that cannot read each other's memory. Nothing here was measured on an Ada card.
+(`bench/results/decode-step-h200.json`, within a tenth). The time of a sum is derived, not
+measured, for cards that cannot read each other's memory. Nothing here was measured on an Ada card.
 """
 
 import functools
@@ -140,7 +140,7 @@ def assumptions(load: Load, bandwidth: float, tokens: int) -> list[str]:
     if load.tp > 1:
         lines.append(
             f"ranks exchange through host memory: {EXCHANGE * 1e6:.0f} us a message and "
-            f"{EXCHANGED / 1e9:.0f} GB/s into each card (public figures for cards without peer "
-            "access); logits stay where they are, as with greedy requests"
+            f"{EXCHANGED / 1e9:.0f} GB/s into each card (derived for cards without peer access, "
+            "not measured); logits stay where they are, as with greedy requests"
         )
     return lines

@@ -1,4 +1,4 @@
-"""README shows what bench/results says, and would not pass if it did not."""
+"""README and docs/ show what bench/results says, and would not pass if they did not."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 from dspark.bench import report
 from dspark.bench.charts import CHARTS, data_hash, draw_all
 from dspark.bench.medians import median_figures, median_levels
-from dspark.bench.report import MARKED, RESULTS, TABLES, ReportError, regenerate
+from dspark.bench.report import MARKED, PAGES, RESULTS, TABLES, ReportError, regenerate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,9 +48,18 @@ def pair_record():
         "output_tokens": 4,
         "arms": {"A": {"label": "target-only"}, "B": {"label": "DSpark"}},
         "outputs_identical": True,
-        "speed_up": {"1": {"decode_window": {"geomean": 1.9, "low": 1.8, "high": 2.0, "pairs": 3}}},
+        "speed_up": {
+            "1": {
+                name: {"geomean": 1.9, "low": 1.8, "high": 2.0, "pairs": 3}
+                for name in ("decode_window", "end_to_end")
+            }
+        },
         "rounds": rounds,
     }
+
+
+def text_of(page):
+    return (ROOT / page).read_text()
 
 
 @pytest.fixture
@@ -68,8 +77,9 @@ old
 """
 
 
-def test_readme_shows_the_committed_records():
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_show_the_committed_records(page):
+    text = (ROOT / page).read_text()
     assert regenerate(text, ROOT / RESULTS) == text, "run `python -m dspark.bench.report`"
 
 
@@ -82,9 +92,11 @@ def test_charts_are_as_new_as_their_records():
             assert data_hash(source) in chart.read_text(), f"{name} is older than {file}"
 
 
-def test_every_chart_the_readme_shows_is_there():
-    text = (ROOT / "README.md").read_text()
-    shown = re.findall(r"bench/charts/([\w.-]+)", text)
+def test_every_chart_that_is_shown_is_there():
+    shown = [
+        name for page in PAGES for name in re.findall(r"bench/charts/([\w.-]+)", text_of(page))
+    ]
+    assert len(shown) >= 4
     assert set(shown) <= set(CHARTS)
     assert all((ROOT / "bench/charts" / name).exists() for name in shown)
 
@@ -113,6 +125,7 @@ def test_throughputs_over_clients_show_their_share_of_linear(results):
 def test_a_changed_number_is_noticed(results, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "REPOSITORY", tmp_path)
     monkeypatch.setattr(report, "RESULTS", Path())
+    monkeypatch.setattr(report, "PAGES", ("README.md",))
     readme = tmp_path / "README.md"
     readme.write_text(regenerate(README, results))
     assert report.main(["--check"]) == 0
@@ -143,11 +156,26 @@ def test_missing_figures_are_named(results, name, message):
         regenerate(f"<!-- bench:{name} -->\n<!-- /bench -->", results)
 
 
-def test_every_marker_of_the_readme_is_known():
-    names = [match["name"] for match in MARKED.finditer((ROOT / "README.md").read_text())]
-    assert set(names) <= {*TABLES, "options"}
+def test_every_marker_is_known_stands_once_and_on_a_page_that_is_written():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    names = [match["name"] for page in pages for match in MARKED.finditer(page.read_text())]
+    assert set(names) <= {*TABLES, "options", "summary"}
     assert len(names) == len(set(names))
-    assert (ROOT / "README.md").read_text().count("<!-- bench:") == len(names)
+    assert sum(text_of(page).count("<!-- bench:") for page in PAGES) == len(names)
+
+
+def test_the_summary_says_what_failed(results):
+    from dspark.bench import summary
+
+    assert summary.speed_up(pair_record()) == "1.90x with 1 client"
+    assert summary.speed_up(pair_record() | {"speed_up": None}) == "none: the outputs differ"
+    exact = {"identical": False, "differences": [{}], "tokens_compared": 1024, "starts": 2}
+    assert summary.exactness(exact) == "1,024 tokens over 2 cold starts: 1 difference"
+    assert summary.promises({"figures": [{"holds": True}, {"holds": False}]}) == (
+        "1 of 2 cases keep every promise"
+    )
+    with pytest.raises(ReportError, match=r"summary needs bench/results/exact-cpu\.json"):
+        report.summary_table(results)
 
 
 def test_medians_need_most_rounds():
