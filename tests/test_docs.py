@@ -147,3 +147,9 @@ def test_modules_that_are_named_are_there(page):
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_demo_in_readme_is_the_start_of_its_record():
+    shown = re.findall(r"^```text\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert [(ROOT / "docs" / "demo.txt").read_text().startswith(text) for text in shown] == [True]
+    assert "SAME TOKENS" in shown[0]
