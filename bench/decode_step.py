@@ -21,7 +21,7 @@ from dspark.bench.environment import describe
 from dspark.bench.graph_time import median_time
 from dspark.bench.local_target import LocalTarget
 from dspark.kernels.compress import rows_fit_ring
-from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
+from dspark.kernels.step import BatchRows, Bounds, Rings, step_meta
 from dspark.kernels.tooling.launch_counts import count_launches
 from dspark.target.attention import Forward
 from dspark.target.caches import C128_PER_PAGE, PAGE_TOKENS
@@ -67,7 +67,7 @@ def measure(weights: TargetWeights, config: ModelConfig, rows: int, context: int
     def step() -> torch.Tensor:
         meta = step_meta(
             BatchRows(slot, prefix, length, rows, rows),
-            Tables(model.req_to_token, model.full_to_swa),
+            model.tables,
             Bounds(config.sliding_window, model.max_pages, model.max_pages * C128_PER_PAGE),
             Rings(model.geometry.c4.ring, model.geometry.c128.ring),
             store_all=True,

@@ -22,7 +22,7 @@ from dspark.kernels.attention import kernel as attention_kernel
 from dspark.kernels.common.index_pages import KEYS, PACKED_STRIDE, WIDTH
 from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.common.launch_table import LaunchConfig
-from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
+from dspark.kernels.compress import CompressRows, Stream, c4_compress_pair, c128_compress
 from dspark.kernels.indexer import index_logits, index_q, index_select
 from dspark.kernels.indexer import kernel as indexer_kernel
 from dspark.kernels.qkv import q_kv_prepare
@@ -107,7 +107,7 @@ def prepare_cases(rows: int, context: int, device: torch.device = CUDA) -> Itera
         "norm_w": torch.ones(512, device=device).bfloat16(),
         "cos_sin": torch.randn(context, 64, device=device, generator=random),
         "pos": Verify.of(rows, context, device).pos,
-        "loc": torch.arange(rows, device=device).int(),
+        "slot": torch.arange(rows, device=device).int(),
         "slots_per_page": PAGE_TOKENS,
     }
     stride = page_stride(PAGE_TOKENS)
@@ -148,7 +148,7 @@ def compress_cases(rows: int, context: int, device: torch.device = CUDA) -> Iter
     last = in_req == in_req.max()
 
     for closing in (False, True):
-        out_loc = torch.where(last & closing, torch.arange(rows, device=device), -1).int()
+        entry = torch.where(last & closing, torch.arange(rows, device=device), -1).int()
         note = " closing" if closing else ""
         for name, ratio, widths in [("c4 pair", 4, (512, 128)), ("c128", 128, (512,))]:
             ring = RING_C4 if ratio == 4 else RING_C128
@@ -158,10 +158,10 @@ def compress_cases(rows: int, context: int, device: torch.device = CUDA) -> Iter
             else:
                 group = [base, torch.full_like(base, ring)]
             shared = {
-                "plan": torch.stack([pos, *group, in_req], 1).int(),
-                "store": (base + pos % ring).int(),
+                "rows": CompressRows(
+                    torch.stack([pos, *group, in_req], 1).int(), (base + pos % ring).int(), entry
+                ),
                 "cos_sin": table,
-                "out_loc": out_loc,
             }
 
             def streams(ratio=ratio, widths=widths) -> list[Stream]:

@@ -103,7 +103,7 @@ class LocalTarget:
         kinds = list(config.compress_ratios)
         self.geometry = StateGeometry.for_model(
             slots=sequences,
-            swa_pages=pages - 1,
+            window_pages=pages - 1,
             verify_width=verify_width,
             c4_layers=kinds.count(4),
             c128_layers=kinds.count(128),
@@ -117,8 +117,9 @@ class LocalTarget:
         for i in range(sequences):
             first = (1 + i * pages_each) * PAGE_TOKENS
             table[i + 1] = torch.arange(first, first + pages_each * PAGE_TOKENS)
-        self.req_to_token = table.to(self.device)
-        self.full_to_swa = torch.arange(pages * PAGE_TOKENS, device=self.device)
+        self.tables = Tables(
+            table.to(self.device), torch.arange(pages * PAGE_TOKENS, device=self.device)
+        )
         self.rope = rope_tables(config, pages_each * PAGE_TOKENS, self.device)
 
     def tensor(self, values: list[int]) -> torch.Tensor:
@@ -132,7 +133,7 @@ class LocalTarget:
                 self.tensor([len(r.tokens) for r in rows]),
                 sum(len(r.tokens) for r in rows),
             ),
-            Tables(self.req_to_token, self.full_to_swa),
+            self.tables,
             Bounds(self.config.sliding_window, self.max_pages, self.max_pages * C128_PER_PAGE),
             Rings(self.geometry.c4.ring, self.geometry.c128.ring),
             store_all=store_all,

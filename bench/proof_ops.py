@@ -32,7 +32,7 @@ from dspark.kernels.accept import accept_greedy, accept_sampled
 from dspark.kernels.attention import SlotList, mla_sparse
 from dspark.kernels.common.index_pages import KEYS, WIDTH
 from dspark.kernels.common.kv_pages import DATA_BYTES, NOPE, SCALE_BYTES
-from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
+from dspark.kernels.compress import CompressRows, Stream, c4_compress_pair, c128_compress
 from dspark.kernels.draft import confidence, markov_block
 from dspark.kernels.hyper import mhc_head, mhc_post, mhc_post_pre, mhc_pre
 from dspark.kernels.indexer import index_logits, index_q, index_select, index_topk
@@ -162,10 +162,10 @@ def code_steps(got: Tensor, want: Tensor) -> Tensor:
     return (low - high).abs()
 
 
-def kv_slots(pool: Tensor, per_page: int, loc: Tensor) -> tuple[Tensor, ...]:
-    """Codes, rotated part and scale exponents of slots loc >= 0 of a packed pool."""
-    loc = loc[loc >= 0].long()[:, None]
-    page, offset = loc // per_page, loc % per_page
+def kv_slots(pool: Tensor, per_page: int, slot: Tensor) -> tuple[Tensor, ...]:
+    """Codes, rotated part and scale exponents of slots slot >= 0 of a packed pool."""
+    slot = slot[slot >= 0].long()[:, None]
+    page, offset = slot // per_page, slot % per_page
 
     def bytes_of(start: Tensor | int, width: int) -> Tensor:
         return pool[page, start + offset * width + torch.arange(width, device=pool.device)]
@@ -175,10 +175,10 @@ def kv_slots(pool: Tensor, per_page: int, loc: Tensor) -> tuple[Tensor, ...]:
     return data[:, :NOPE].contiguous().view(torch.float8_e4m3fn), rope, scales
 
 
-def index_slots(pool: Tensor, loc: Tensor) -> tuple[Tensor, ...]:
-    """Codes and scales of keys loc >= 0 of a packed index pool."""
-    loc = loc[loc >= 0].long()
-    page, offset = loc // KEYS, loc % KEYS
+def index_slots(pool: Tensor, slot: Tensor) -> tuple[Tensor, ...]:
+    """Codes and scales of keys slot >= 0 of a packed index pool."""
+    slot = slot[slot >= 0].long()
+    page, offset = slot // KEYS, slot % KEYS
     column = offset[:, None] * WIDTH + torch.arange(WIDTH, device=pool.device)
     scales = pool.view(torch.float32)[page, KEYS * WIDTH // 4 + offset]
     return pool[page[:, None], column].view(torch.float8_e4m3fn), scales
@@ -187,10 +187,10 @@ def index_slots(pool: Tensor, loc: Tensor) -> tuple[Tensor, ...]:
 # Ops that write in place, made to return what they wrote.
 
 
-def run_prepare(*, loc: Tensor, pool: Tensor, slots_per_page: int, **rest: Any) -> Outputs:
+def run_prepare(*, slot: Tensor, pool: Tensor, slots_per_page: int, **rest: Any) -> Outputs:
     pool = pool.clone()
-    q = q_kv_prepare(loc=loc, pool=pool, slots_per_page=slots_per_page, **rest)
-    return q, kv_slots(pool, slots_per_page, loc)
+    q = q_kv_prepare(slot=slot, pool=pool, slots_per_page=slots_per_page, **rest)
+    return q, kv_slots(pool, slots_per_page, slot)
 
 
 def rows_of(value: Any, start: int, stop: int) -> Any:
@@ -205,46 +205,40 @@ def rows_of(value: Any, start: int, stop: int) -> Any:
     return each_tensor(lambda x: x[start:stop].clone(), value)
 
 
-def forwards(rows: dict[str, Any], by_row: bool) -> Iterator[dict[str, Any]]:
-    """The rows of a compressor call, at once or as forwards of one row each."""
+def forwards(rows: CompressRows, s: Any, by_row: bool) -> Iterator[tuple[CompressRows, Any]]:
+    """Rows of a compressor call with their raw rows, at once or as forwards of one row each."""
     if not by_row:
-        yield rows
+        yield rows, s
         return
-    for t in range(len(rows["plan"])):
-        row = rows_of(rows, t, t + 1)
-        row["plan"][:, 3] = 0  # the first row of its request in this forward
-        yield row
+    for t in range(len(rows.plan)):
+        row, own = rows_of((rows, s), t, t + 1)
+        row.plan[:, 3] = 0  # the first row of its request in this forward
+        yield row, own
 
 
 def run_pair(
-    main: Stream, index: Stream, cos_sin: Tensor, *, running: bool, by_row: bool = False,
-    **rows: Tensor,
+    main: Stream, index: Stream, rows: CompressRows, cos_sin: Tensor, *, running: bool,
+    by_row: bool = False,
 ) -> Outputs:  # fmt: skip
     main, index = (
         part._replace(state=part.state.clone(), pool=part.pool.clone()) for part in (main, index)
     )
-    for step in forwards({**rows, "s": (main.s, index.s)}, by_row):
-        one, other = step.pop("s")
+    for step, (one, other) in forwards(rows, (main.s, index.s), by_row):
         c4_compress_pair(
-            main._replace(s=one),
-            index._replace(s=other),
-            cos_sin=cos_sin,
-            running=running,
-            **step,
+            main._replace(s=one), index._replace(s=other), step, cos_sin, running=running
         )
-    loc = rows["out_loc"]
-    entries = kv_slots(main.pool, C4_PER_PAGE, loc), index_slots(index.pool, loc)
+    entries = kv_slots(main.pool, C4_PER_PAGE, rows.entry), index_slots(index.pool, rows.entry)
     return main.state, index.state, entries
 
 
 def run_c128(
-    stream: Stream, cos_sin: Tensor, *, entries_per_page: int, by_row: bool = False, **rows: Tensor
-) -> Outputs:
+    stream: Stream, rows: CompressRows, cos_sin: Tensor, *, entries_per_page: int,
+    by_row: bool = False,
+) -> Outputs:  # fmt: skip
     stream = stream._replace(state=stream.state.clone(), pool=stream.pool.clone())
-    for step in forwards({**rows, "s": stream.s}, by_row):
-        one = stream._replace(s=step.pop("s"))
-        c128_compress(one, cos_sin=cos_sin, entries_per_page=entries_per_page, **step)
-    return stream.state, kv_slots(stream.pool, entries_per_page, rows["out_loc"])
+    for step, one in forwards(rows, stream.s, by_row):
+        c128_compress(stream._replace(s=one), step, cos_sin, entries_per_page)
+    return stream.state, kv_slots(stream.pool, entries_per_page, rows.entry)
 
 
 def run_rollback(pool: Tensor, **rest: Any) -> Outputs:
@@ -292,7 +286,7 @@ METHODS: dict[Callable[..., Any], Method] = {
     route: Method(each("logits", "token_ids")),
     moe_mxfp4: Method(each("x", "route", "shared"), reference=experts_by_reference),
     mla_sparse: Method(each("q", "window", "compressed", "pos"), "q"),
-    q_kv_prepare: Method(each("q", "kv", "pos", "loc"), run=run_prepare),
+    q_kv_prepare: Method(each("q", "kv", "pos", "slot"), run=run_prepare),
     c4_compress_pair: Method(run=run_pair, by_row=partial(run_pair, by_row=True)),
     c128_compress: Method(run=run_c128, by_row=partial(run_c128, by_row=True)),
     index_q: Method(each("q", "w", "pos")),

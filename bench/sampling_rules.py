@@ -31,7 +31,7 @@ from dspark.kernels.accept.reference import softmax
 from dspark.kernels.common import rng
 from dspark.kernels.common.kv_pages import page_stride
 from dspark.kernels.linear import bf16_linear
-from dspark.kernels.step import BlockRows, Tables, draft_meta
+from dspark.kernels.step import BlockRows, draft_meta
 from dspark.target.caches import PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
 from dspark.target.draft import DraftForward, block_ids, inject, run_block
@@ -74,7 +74,7 @@ class Bench:
             capture_layers=frozenset(self.dspark.target_layer_ids),
         )
         self.rope = rope_table(self.config.rope_theta, longest, None)
-        shape = (len(self.target.full_to_swa) // PAGE_TOKENS, page_stride(PAGE_TOKENS))
+        shape = (len(self.target.tables.window_slot) // PAGE_TOKENS, page_stride(PAGE_TOKENS))
         self.caches = [
             LayerCaches(window=torch.full(shape, 255, dtype=torch.uint8)) for _ in self.draft.blocks
         ]
@@ -127,7 +127,7 @@ class Bench:
                 torch.zeros(sequences, dtype=torch.int64),
                 gamma,
             ),
-            Tables(self.target.req_to_token, self.target.full_to_swa),
+            self.target.tables,
             window=self.config.sliding_window,
         )
         head, embed = self.target.weights.head, self.target.weights.embed
@@ -143,9 +143,9 @@ class Bench:
     def _inject(self, texts: Texts, first: int, end: int) -> None:
         sequences = len(texts.ids)
         pos = torch.arange(first, end).repeat(sequences)
-        loc = self.target.req_to_token[1 : sequences + 1, first:end].flatten()
+        window_slot = self.target.tables.token_slot[1 : sequences + 1, first:end].flatten()
         rows = texts.captures[:, first:end].flatten(0, 1)
-        inject(rows, loc, pos, self.draft, self.config, self.rope, self.caches)
+        inject(rows, window_slot, pos, self.draft, self.config, self.rope, self.caches)
 
 
 def noise_at(seed: torch.Tensor, position: torch.Tensor, vocab: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ C4_LAYERS, C128_LAYERS, VERIFY = 21, 20, 6
 def flash(slots: int, pages: int) -> StateGeometry:
     return StateGeometry.for_model(
         slots=slots,
-        swa_pages=pages,
+        window_pages=pages,
         verify_width=VERIFY,
         c4_layers=C4_LAYERS,
         c128_layers=C128_LAYERS,
@@ -73,7 +73,7 @@ def events(state: StateLifecycle, device: str) -> list[tuple[str, int, Callable[
         ("clear 1 slot (C128)", slot_bytes, clear_slots(1)),
         (
             "flush: all pages and slots",
-            sizes.swa_pages * page_bytes + sizes.slots * slot_bytes,
+            sizes.window_pages * page_bytes + sizes.slots * slot_bytes,
             flush(state),
         ),
     ]

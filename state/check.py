@@ -111,9 +111,9 @@ def check_free_pages_empty(pools: StatePools, free: Tensor, pending: Tensor) -> 
 
     free, pending: i64 [n] page ids, on the host.
     """
-    clean = torch.zeros(pools.geometry.swa_pages + 1, dtype=torch.bool)
+    clean = torch.zeros(pools.geometry.window_pages + 1, dtype=torch.bool)
     clean[free] = True
-    clean[pending.clamp(0, pools.geometry.swa_pages)] = False
+    clean[pending.clamp(0, pools.geometry.window_pages)] = False
     row_clean = clean.repeat_interleave(pools.geometry.c4.ring)
     for band in bands(pools, ("c4", "idx")):
         dirty = ~empty_rows(band.rows).cpu() & band.part(row_clean)

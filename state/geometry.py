@@ -39,14 +39,14 @@ class RingSpec:
 
 @dataclass(frozen=True)
 class StateGeometry:
-    """Sizes of all state. slots and swa_pages count usable ones; index 0 of each is padding.
+    """Sizes of all state. slots and window_pages count usable ones; index 0 of each is padding.
 
     page: tokens per page. verify_width: most rows of a request in one forward that may take back
     all of them but one, i.e. depth + 1; 1 without speculation.
     """
 
     slots: int
-    swa_pages: int
+    window_pages: int
     page: int
     verify_width: int
     c4: RingSpec
@@ -58,7 +58,7 @@ class StateGeometry:
         cls,
         *,
         slots: int,
-        swa_pages: int,
+        window_pages: int,
         verify_width: int,
         c4_layers: int,
         c128_layers: int,
@@ -71,7 +71,7 @@ class StateGeometry:
         c4_ring, c128_ring = (16, 136) if speculative else (8, 128)
         return cls(
             slots=slots,
-            swa_pages=swa_pages,
+            window_pages=window_pages,
             page=page,
             verify_width=verify_width,
             c4=RingSpec(ratio=4, window=8, ring=c4_ring, width=4 * head_dim, layers=c4_layers),
@@ -89,7 +89,7 @@ class StateGeometry:
 
     def rows(self, kind: str) -> int:
         """Rows of the pool of `kind` per layer, padding owner included."""
-        owners = self.slots if kind == "c128" else self.swa_pages
+        owners = self.slots if kind == "c128" else self.window_pages
         return (owners + 1) * self.ring(kind).ring
 
     def nbytes(self) -> dict[str, int]:
@@ -101,7 +101,7 @@ class StateGeometry:
 
     def check(self) -> None:
         """Raise StateGeometryError, naming the broken rule, if these sizes could corrupt state."""
-        for name in ("slots", "swa_pages", "verify_width"):
+        for name in ("slots", "window_pages", "verify_width"):
             _require(getattr(self, name) >= 1, f"{name} must be >= 1, got {getattr(self, name)}")
         for kind in ("c4", "idx"):
             ring = self.ring(kind).ring

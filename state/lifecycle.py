@@ -102,7 +102,7 @@ class StateLifecycle:
         self._seen = self.slots.generation.clone()
         free = self.pages.free_list()
         if free is not None:
-            check.check_free_list(self.geometry.swa_pages, free)
+            check.check_free_list(self.geometry.window_pages, free)
 
     def check_when_idle(self) -> None:
         """Check once after the last forward: the tables, and in debug mode the rings as well.

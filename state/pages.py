@@ -66,7 +66,7 @@ class PageClearer:
     def reset(self) -> None:
         """Flush: every page is released."""
         self._pending = []
-        self.release(torch.arange(1, self._pools.geometry.swa_pages + 1, device=self._device))
+        self.release(torch.arange(1, self._pools.geometry.window_pages + 1, device=self._device))
 
     def flush(self) -> int:
         """Launch the recorded clears on the current stream; returns the launches (0, 1 or 2)."""

@@ -39,7 +39,7 @@ class StatePools:
         if kind == "c128":
             raise KeyError("the c128 ring belongs to slots, not to pages")
         layer = self.layer(kind, i)
-        return layer.view(self.geometry.swa_pages + 1, -1).view(torch.uint8)
+        return layer.view(self.geometry.window_pages + 1, -1).view(torch.uint8)
 
     def reset(self) -> None:
         """Empty every row, those of the padding owners included."""

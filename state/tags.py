@@ -35,7 +35,7 @@ class RowTags:
     def __init__(self, geometry: StateGeometry, slots: SlotTable):
         self._geometry = geometry
         self._slots = slots
-        self.epoch = torch.zeros(geometry.swa_pages + 1, dtype=torch.int64)  # grows at release
+        self.epoch = torch.zeros(geometry.window_pages + 1, dtype=torch.int64)  # grows at release
         self.c4 = torch.full((geometry.rows("c4"), 2), EMPTY)
         self.c128 = torch.full((geometry.rows("c128"), 2), EMPTY)
         self._last: Stores | None = None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from dspark.kernels.attention import SlotList, mla_sparse
-from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
+from dspark.kernels.compress import CompressRows, Stream, c4_compress_pair, c128_compress
 from dspark.kernels.indexer import index_q, index_select
 from dspark.kernels.linear import (
     bf16_linear,
@@ -179,10 +179,8 @@ def _entries_c128(
             w.compressor.norm,
             caches.compressed,
         ),
-        meta.c128_plan,
-        meta.c128_store,
+        CompressRows(meta.c128_plan, meta.c128_store, meta.c128_entry),
         layer.rope,
-        meta.c128_entry,
         C128_PER_PAGE,
         config.rms_norm_eps,
     )
@@ -222,10 +220,8 @@ def _entries_c4(
             w.index_compressor.norm,
             caches.index,
         ),
-        meta.c4_plan,
-        meta.c4_store,
+        CompressRows(meta.c4_plan, meta.c4_store, meta.c4_entry),
         rope,
-        meta.c4_entry,
         C4_PER_PAGE,
         config.rms_norm_eps,
         running=forward.running,

@@ -10,7 +10,7 @@ from dspark.kernels.attention import SlotList, mla_sparse, reference
 from dspark.kernels.common.fp8_kernel import to_e4m3
 from dspark.kernels.common.index_pages import KEYS, PACKED_STRIDE, store_index
 from dspark.kernels.common.kv_pages import page_stride, store_slots
-from dspark.kernels.compress import Stream
+from dspark.kernels.compress import CompressRows, Stream
 from dspark.kernels.indexer import IndexQuery
 from dspark.kernels.indexer import reference as index_reference
 
@@ -177,7 +177,7 @@ class Compress(NamedTuple):
     store: torch.Tensor
     norm_w: torch.Tensor
     cos_sin: torch.Tensor
-    out_loc: torch.Tensor
+    entry: torch.Tensor
     pool: torch.Tensor
 
     def to(self, device: torch.device) -> "Compress":
@@ -189,8 +189,8 @@ class Compress(NamedTuple):
         return Stream(self.s, self.ape, self.state, self.norm_w, self.pool)
 
     @property
-    def addresses(self) -> tuple[torch.Tensor, ...]:
-        return self.plan, self.store, self.cos_sin, self.out_loc
+    def addresses(self) -> tuple[CompressRows, torch.Tensor]:
+        return CompressRows(self.plan, self.store, self.entry), self.cos_sin
 
     def companion(self) -> Stream:
         """An empty compressor beside this one, for the op that runs the two of a C4 layer."""
@@ -227,7 +227,7 @@ def compress_case(
     generator = torch.Generator().manual_seed(seed)
     halves = 2 if ratio == 4 else 1
     columns = 2 * halves * width
-    plan, store, out_loc = [], [], []
+    plan, store, entry = [], [], []
     for i, (start, count) in enumerate(requests):
         for pos in range(start, start + count):
             closes = (pos + 1) % ratio == 0
@@ -242,10 +242,10 @@ def compress_case(
                 kept = i * 256 + pos % 256
                 slot = (i + 1) * 2 + pos % 256 // 128
             store.append(kept)
-            out_loc.append(slot if closes else -1)
+            entry.append(slot if closes else -1)
     plan += [[0, -1, -1 if ratio == 4 else 256, 0]] * padded
     store += [-1] * padded
-    out_loc += [-1] * padded
+    entry += [-1] * padded
     rows = len(plan)
     s = torch.randn(rows, columns, generator=generator)
     s[rows - padded :] = torch.nan
@@ -261,7 +261,7 @@ def compress_case(
         torch.tensor(store).int(),
         (torch.rand(width, generator=generator) + 0.5).bfloat16(),
         rope_table(positions),
-        torch.tensor(out_loc).int(),
+        torch.tensor(entry).int(),
         torch.full((len(requests) + 1, stride), 255, dtype=torch.uint8),
     )
 

@@ -5,7 +5,7 @@ from greedy_steps import greedy_request, judge
 
 from dspark.bench.local_target import LocalTarget, Rows
 from dspark.kernels.common.kv_pages import page_stride
-from dspark.kernels.step import BlockRows, Tables, draft_meta
+from dspark.kernels.step import BlockRows, draft_meta
 from dspark.speculation.accept import committed_slots
 from dspark.speculation.propose import DraftHead, Proposal, propose
 from dspark.speculation.sampling import Requests
@@ -52,7 +52,7 @@ class Speculation:
     def commit(self, count: int, committed: int) -> None:
         """Show the draft the first `count` rows of the last `run`, and no others."""
         pos = torch.arange(committed, committed + len(self.captures))
-        window_slot = self.target.req_to_token[1, pos.clamp(max=MAX_TOKENS - 1)][None]
+        window_slot = self.target.tables.token_slot[1, pos.clamp(max=MAX_TOKENS - 1)][None]
         kept = committed_slots(window_slot, torch.tensor([count]))
         inject(self.captures, kept, pos, self.draft, self.config, self.rope, self.caches)
 
@@ -61,7 +61,7 @@ class Speculation:
         ids = block_ids(requests.bonus, gamma, self.dspark.noise_token_id)
         meta = draft_meta(
             BlockRows(requests.slot, requests.committed, torch.zeros(1, dtype=torch.int64), gamma),
-            Tables(self.target.req_to_token, self.target.full_to_swa),
+            self.target.tables,
             window=self.config.sliding_window,
         )
         w = self.target.weights

@@ -43,7 +43,7 @@ class StandIns:
         self.injected: list[tuple[torch.Tensor, torch.Tensor]] = []  # window slots, positions
         self.launched: list[int] = []  # rows of each verify forward
         geometry = StateGeometry.for_model(
-            slots=SLOTS, swa_pages=4, verify_width=width, c4_layers=1, c128_layers=1
+            slots=SLOTS, window_pages=4, verify_width=width, c4_layers=1, c128_layers=1
         )
         self.state = StateLifecycle(geometry, "cpu")
         self.rows_run = torch.zeros(SLOTS + 1, dtype=torch.int64)

@@ -38,7 +38,7 @@ def state_geometry(
     """Rings for `slots` requests and `window_pages` pages; `verify_width` is 1 without drafts."""
     return StateGeometry.for_model(
         slots=slots,
-        swa_pages=window_pages,
+        window_pages=window_pages,
         verify_width=verify_width,
         c4_layers=len(layers_of(config, 4)),
         c128_layers=len(layers_of(config, 128)),

@@ -72,17 +72,17 @@ def _in_use(part: SlotList) -> SlotList:
     return part._replace(idx=part.idx.masked_fill(column >= part.length[:, None], -1))
 
 
-def runs(loc: Tensor, length: Tensor) -> list[slice]:
+def runs(slots: Tensor, length: Tensor) -> list[slice]:
     """Rows cut where a row does not see the newest key of the one before, or a run gets too long.
 
     A padded row, which sees nothing, stays with the rows before it.
-    loc: i32 [T, N], -1 for none. length: i32 [T] places in use.
+    slots: i32 [T, N], -1 for none. length: i32 [T] places in use.
     """
-    rows = loc.shape[0]
+    rows = slots.shape[0]
     if rows < 2:
         return [slice(0, rows)] if rows else []
-    newest = loc.gather(1, (length[:, None].long() - 1).clamp(min=0))
-    shares = ((loc[1:] == newest[:-1]) & (newest[:-1] >= 0)).any(1)
+    newest = slots.gather(1, (length[:, None].long() - 1).clamp(min=0))
+    shares = ((slots[1:] == newest[:-1]) & (newest[:-1] >= 0)).any(1)
     goes_on = (shares | (length[1:] == 0)).tolist()
     starts = [0]
     for row, joined in enumerate(goes_on, start=1):

@@ -39,14 +39,14 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scale
 
 
-def store_index(pool: Tensor, loc: Tensor, key: Tensor) -> None:
-    """Write key[E, 128] f32 into slots loc[E] >= 0."""
-    loc = loc.long()
+def store_index(pool: Tensor, slot: Tensor, key: Tensor) -> None:
+    """Write key[E, 128] f32 into slots slot[E] >= 0."""
+    slot = slot.long()
     if pool.dtype == torch.float32:
-        pool.view(-1, WIDTH)[loc] = key
+        pool.view(-1, WIDTH)[slot] = key
         return
     codes, scale = quantise(key)
-    page, offset = loc // KEYS, loc % KEYS
+    page, offset = slot // KEYS, slot % KEYS
     _codes(pool)[page, offset] = codes.view(torch.uint8)
     pool.view(torch.float32)[page, KEYS * WIDTH // 4 + offset] = scale
 

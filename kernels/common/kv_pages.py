@@ -36,19 +36,19 @@ def ue8m0(amax: Tensor) -> Tensor:
     return (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(torch.int32)
 
 
-def store_slots(pool: Tensor, slots_per_page: int, loc: Tensor, kv: Tensor) -> None:
-    """Write kv[T, 512] f32 into slots loc[T]; rows with loc -1 are skipped.
+def store_slots(pool: Tensor, slots_per_page: int, slot: Tensor, kv: Tensor) -> None:
+    """Write kv[T, 512] f32 into slots slot[T]; rows with slot -1 are skipped.
 
     A packed pool quantises the first 448 dims per group of 64 and rounds the rest to bf16.
     """
-    keep = loc >= 0
+    keep = slot >= 0
     if not bool(keep.all()):
-        loc, kv = loc[keep], kv[keep]
-    loc = loc.long()
+        slot, kv = slot[keep], kv[keep]
+    slot = slot.long()
     if pool.dtype == torch.float32:
-        pool.view(-1, HEAD)[loc] = kv
+        pool.view(-1, HEAD)[slot] = kv
         return
-    page, offset = loc // slots_per_page, loc % slots_per_page
+    page, offset = slot // slots_per_page, slot % slots_per_page
     groups = kv[:, :NOPE].unflatten(1, (-1, GROUP))
     exponent = ue8m0(groups.abs().amax(-1))
     inverse = ((254 - exponent) << 23).view(torch.float32)  # 2^-e, so the product is exact
@@ -60,9 +60,9 @@ def store_slots(pool: Tensor, slots_per_page: int, loc: Tensor, kv: Tensor) -> N
     scales[page, offset] = torch.nn.functional.pad(exponent, (0, 1)).to(torch.uint8)
 
 
-def load_slots(pool: Tensor, slots_per_page: int, loc: Tensor) -> Tensor:
-    """f64 [..., 512] values of slots loc[...]; zeros where loc is -1, whatever memory holds."""
-    flat = loc.reshape(-1).long()
+def load_slots(pool: Tensor, slots_per_page: int, slot: Tensor) -> Tensor:
+    """f64 [..., 512] values of slots slot[...]; zeros where slot is -1, whatever memory holds."""
+    flat = slot.reshape(-1).long()
     safe = flat.clamp(min=0)
     values = torch.empty(flat.shape[0], HEAD, dtype=torch.float64, device=pool.device)
     if pool.dtype == torch.float32:
@@ -79,7 +79,7 @@ def load_slots(pool: Tensor, slots_per_page: int, loc: Tensor) -> Tensor:
     absent = flat < 0
     if bool(absent.any()):
         values[absent] = 0.0
-    return values.view(*loc.shape, HEAD)
+    return values.view(*slot.shape, HEAD)
 
 
 def _packed_views(pool: Tensor, slots_per_page: int) -> tuple[Tensor, Tensor]:

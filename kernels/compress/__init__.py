@@ -10,13 +10,12 @@ window's first token and stored. Windows:
 """
 
 import torch
-from torch import Tensor
 
 from dspark.kernels.common.dispatch import op
 from dspark.kernels.compress import reference
-from dspark.kernels.compress.types import Stream
+from dspark.kernels.compress.types import CompressRows, Stream
 
-__all__ = ["Stream", "c4_compress_pair", "c128_compress", "rows_fit_ring"]
+__all__ = ["CompressRows", "Stream", "c4_compress_pair", "c128_compress", "rows_fit_ring"]
 
 
 def rows_fit_ring(rows_per_request: int, ring: int) -> bool:
@@ -27,31 +26,27 @@ def rows_fit_ring(rows_per_request: int, ring: int) -> bool:
     return rows_per_request <= ring - 7
 
 
-def _pair_fits(main: Stream, index: Stream, plan: Tensor, store: Tensor, out_loc: Tensor) -> None:
+def _pair_fits(main: Stream, index: Stream, rows: CompressRows) -> None:
     for stream in (main, index):
-        _stream_fits(stream, plan, store, out_loc, terms=8, halves=2)
+        _stream_fits(stream, rows, terms=8, halves=2)
 
 
-def _c128_fits(stream: Stream, plan: Tensor, store: Tensor, out_loc: Tensor) -> None:
-    _stream_fits(stream, plan, store, out_loc, terms=128, halves=1)
+def _c128_fits(stream: Stream, rows: CompressRows) -> None:
+    _stream_fits(stream, rows, terms=128, halves=1)
 
 
-def _stream_fits(
-    stream: Stream, plan: Tensor, store: Tensor, out_loc: Tensor, *, terms: int, halves: int
-) -> None:
+def _stream_fits(stream: Stream, rows: CompressRows, *, terms: int, halves: int) -> None:
     s, ape, state, norm_w, _ = stream
-    rows, width = s.shape[0], norm_w.shape[0]
+    count, width = s.shape[0], norm_w.shape[0]
     columns = 2 * halves * width
-    if s.shape != (rows, columns) or state.shape[1] != columns or ape.shape != (terms, width):
+    if s.shape != (count, columns) or state.shape[1] != columns or ape.shape != (terms, width):
         raise ValueError(
             f"a {width}-wide compressor needs s and state [*, {columns}] and ape "
             f"[{terms}, {width}], got {list(s.shape)}, {list(state.shape)} and {list(ape.shape)}"
         )
-    if plan.shape != (rows, 4) or store.shape != (rows,) or out_loc.shape != (rows,):
-        raise ValueError(
-            f"plan, store and out_loc must cover {rows} rows, got {list(plan.shape)}, "
-            f"{list(store.shape)} and {list(out_loc.shape)}"
-        )
+    shapes = [list(part.shape) for part in rows]
+    if shapes != [[count, 4], [count], [count]]:
+        raise ValueError(f"plan, store and entry must cover {count} rows, got {shapes}")
     if s.dtype != torch.float32 or state.dtype != torch.float32:
         raise ValueError(f"raw rows and ring must be f32, got {s.dtype} and {state.dtype}")
 

@@ -4,7 +4,7 @@ import torch
 
 from dspark.kernels.common.index_pages import PACKED_STRIDE
 from dspark.kernels.compress import kernel
-from dspark.kernels.compress.types import Stream
+from dspark.kernels.compress.types import CompressRows, Stream
 from dspark.kernels.tooling.entries import Example, meta
 
 ROWS, RING, PAGES = 3, 17, 4
@@ -21,14 +21,12 @@ def _stream(width: int, terms: int, halves: int, page_bytes: int) -> Stream:
     )
 
 
-def _addresses() -> tuple[torch.Tensor, ...]:
-    """plan, store, cos_sin, out_loc."""
-    return (
-        meta(torch.int32, ROWS, 4),
-        meta(torch.int32, ROWS),
-        meta(torch.float32, 4096, 64),
-        meta(torch.int32, ROWS),
+def _addresses() -> tuple[CompressRows, torch.Tensor]:
+    """rows, cos_sin."""
+    rows = CompressRows(
+        meta(torch.int32, ROWS, 4), meta(torch.int32, ROWS), meta(torch.int32, ROWS)
     )
+    return rows, meta(torch.float32, 4096, 64)
 
 
 def _c4() -> None:

@@ -104,11 +104,11 @@ def store_raw(s, state, store, row, WIDTH: tl.constexpr):
 
 @triton.jit
 def _c4_row(
-    s, ape, state, norm_w, codes, rope, scales, plan, store, cos_sin, out_loc, stride, per_page,
+    s, ape, state, norm_w, codes, rope, scales, plan, store, cos_sin, slots, stride, per_page,
     eps, keep_rows, DH: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(out_loc + row)
+    slot = tl.load(slots + row)
     if slot >= 0:
         x = pool_terms(s, ape, state, plan, row, tl.arange(0, DH), DH, 8, 2)
         store_entry(
@@ -123,19 +123,19 @@ def _c4_row(
 @triton.jit(do_not_specialize=["per_page", "keep_rows"])
 def _c4_step(
     s, ape, state, norm_w, codes, rope, scales, i_s, i_ape, i_state, i_norm_w, i_codes, i_scales,
-    plan, store, cos_sin, out_loc, stride, i_stride, per_page, eps, keep_rows,
+    plan, store, cos_sin, slots, stride, i_stride, per_page, eps, keep_rows,
     DH: tl.constexpr, INDEX_DH: tl.constexpr,
 ):  # fmt: skip
     """One program a row and compressor: 0 main, 1 index."""
     if tl.program_id(1) == 0:
         _c4_row(
-            s, ape, state, norm_w, codes, rope, scales, plan, store, cos_sin, out_loc,
+            s, ape, state, norm_w, codes, rope, scales, plan, store, cos_sin, slots,
             stride, per_page, eps, keep_rows, DH, False,
         )  # fmt: skip
     else:
         _c4_row(
             i_s, i_ape, i_state, i_norm_w, i_codes, i_scales, scales, plan, store, cos_sin,
-            out_loc, i_stride, per_page, eps, keep_rows, INDEX_DH, True,
+            slots, i_stride, per_page, eps, keep_rows, INDEX_DH, True,
         )  # fmt: skip
 
 
@@ -145,10 +145,10 @@ def _store_rows(s, state, store, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _form_c128(s, ape, state, plan, out_loc, entry, DH: tl.constexpr, BD: tl.constexpr):
+def _form_c128(s, ape, state, plan, slots, entry, DH: tl.constexpr, BD: tl.constexpr):
     """A program takes BD channels of a row: 128 terms of all of them are too many for one."""
     row = tl.program_id(0).to(tl.int64)
-    if tl.load(out_loc + row) < 0:
+    if tl.load(slots + row) < 0:
         return
     d = tl.program_id(1) * BD + tl.arange(0, BD)
     tl.store(entry + row * DH + d, pool_terms(s, ape, state, plan, row, d, DH, 128, 1))
@@ -156,11 +156,11 @@ def _form_c128(s, ape, state, plan, out_loc, entry, DH: tl.constexpr, BD: tl.con
 
 @triton.jit(do_not_specialize=["per_page"])
 def _finish_c128(
-    s, state, plan, store, entry, out_loc, norm_w, cos_sin, codes, rope, scales, stride, per_page,
+    s, state, plan, store, entry, slots, norm_w, cos_sin, codes, rope, scales, stride, per_page,
     eps, DH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(out_loc + row)
+    slot = tl.load(slots + row)
     if slot >= 0:
         x = tl.load(entry + row * DH + tl.arange(0, DH)[None, :])
         store_entry(
@@ -170,38 +170,41 @@ def _finish_c128(
     store_raw(s, state, store, row, 2 * DH)
 
 
-def c4_compress_pair(
-    main, index, plan, store, cos_sin, out_loc, entries_per_page=64, eps=1e-06, *, running
-):
-    rows = main.s.shape[0]
-    if rows == 0:
+def c4_compress_pair(main, index, rows, cos_sin, entries_per_page=64, eps=1e-06, *, running):
+    count = main.s.shape[0]
+    if count == 0:
         return
     main, index = (part._replace(s=part.s.contiguous()) for part in (main, index))
-    _c4_step[(rows, 2)](
+    _c4_step[(count, 2)](
         main.s, main.ape, main.state, main.norm_w, *pool_views(main.pool),
         index.s, index.ape, index.state, index.norm_w, *index_views(index.pool),
-        plan, store, cos_sin, out_loc, main.pool.stride(0), index.pool.stride(0),
+        rows.plan, rows.store, cos_sin, rows.entry, main.pool.stride(0), index.pool.stride(0),
         entries_per_page, eps, int(running), DH=HEAD, INDEX_DH=WIDTH,
         **LAUNCH["c4_step"].keywords,
     )  # fmt: skip
     if not running:
         for part in (main, index):
-            _store_rows[(rows,)](
-                part.s, part.state, store, WIDTH=part.s.shape[1], **LAUNCH["store_rows"].keywords
+            _store_rows[(count,)](
+                part.s,
+                part.state,
+                rows.store,
+                WIDTH=part.s.shape[1],
+                **LAUNCH["store_rows"].keywords,
             )
 
 
-def c128_compress(stream, plan, store, cos_sin, out_loc, entries_per_page=2, eps=1e-06):
-    rows = stream.s.shape[0]
-    if rows == 0:
+def c128_compress(stream, rows, cos_sin, entries_per_page=2, eps=1e-06):
+    count = stream.s.shape[0]
+    if count == 0:
         return
     s, ape, state, norm_w, pool = stream._replace(s=stream.s.contiguous())
-    entry = torch.empty(rows, HEAD, dtype=torch.float32, device=s.device)
+    plan, store, slots = rows
+    entry = torch.empty(count, HEAD, dtype=torch.float32, device=s.device)
     form, finish = LAUNCH["form_c128"], LAUNCH["finish_c128"]
-    _form_c128[(rows, HEAD // form.constexprs["BD"])](
-        s, ape, state, plan, out_loc, entry, DH=HEAD, **form.keywords
+    _form_c128[(count, HEAD // form.constexprs["BD"])](
+        s, ape, state, plan, slots, entry, DH=HEAD, **form.keywords
     )
-    _finish_c128[(rows,)](
-        s, state, plan, store, entry, out_loc, norm_w, cos_sin, *pool_views(pool),
+    _finish_c128[(count,)](
+        s, state, plan, store, entry, slots, norm_w, cos_sin, *pool_views(pool),
         pool.stride(0), entries_per_page, eps, DH=HEAD, **finish.keywords,
     )  # fmt: skip

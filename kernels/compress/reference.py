@@ -13,7 +13,7 @@ from torch import Tensor
 from dspark.kernels.common.index_pages import hadamard, store_index
 from dspark.kernels.common.kv_pages import store_slots
 from dspark.kernels.common.norm_rope import ROPE, rms_scale, rotate, rotation
-from dspark.kernels.compress.types import Stream
+from dspark.kernels.compress.types import CompressRows, Stream
 
 CHUNK_VALUES = 1 << 21  # f64 values of one gathered operand: bounds a prefill's memory
 
@@ -40,10 +40,8 @@ class Kind(NamedTuple):
 def c4_compress_pair(
     main: Stream,
     index: Stream,
-    plan: Tensor,
-    store: Tensor,
+    rows: CompressRows,
     cos_sin: Tensor,
-    out_loc: Tensor,
     entries_per_page: int = 64,
     eps: float = 1e-6,
     *,
@@ -57,27 +55,23 @@ def c4_compress_pair(
             [kv A | kv B | score A | score B]; rows of one request are consecutive and in position
             order. Rows 0-3 of `ape` bias the A half, 4-7 the B half. Index keys are
             Hadamard-rotated.
-        plan: i32 [T, 4]: position, ring row of position - 7, ring row of position - 3 (-1 before
+        rows: `plan` is position, ring row of position - 7, ring row of position - 3 (-1 before
             the sequence starts; the four rows of a group are consecutive), row index in request.
-        store: i32 [T] ring row that receives the raw row, -1 = not stored.
         cos_sin: f32 [max_positions, 64].
-        out_loc: i32 [T] slot of the entry that closes at this row, -1 = none.
         running: rows of running requests (decode, verify), few enough for `rows_fit_ring`. One
             launch then does everything; otherwise three do, with the same bits.
 
     Raises:
         ValueError: for shapes that disagree.
     """
-    c4_compress(main, plan, store, cos_sin, out_loc, entries_per_page, eps)
-    c4_compress(index, plan, store, cos_sin, out_loc, entries_per_page, eps, index=True)
+    c4_compress(main, rows, cos_sin, entries_per_page, eps)
+    c4_compress(index, rows, cos_sin, entries_per_page, eps, index=True)
 
 
 def c4_compress(
     stream: Stream,
-    plan: Tensor,
-    store: Tensor,
+    rows: CompressRows,
     cos_sin: Tensor,
-    out_loc: Tensor,
     entries_per_page: int = 64,
     eps: float = 1e-6,
     *,
@@ -85,21 +79,19 @@ def c4_compress(
 ) -> None:
     """One of the two compressors of `c4_compress_pair`."""
     kind = Kind(4, 2, _c4_terms, index)
-    _compress(kind, stream, plan, store, cos_sin, out_loc, entries_per_page, eps)
+    _compress(kind, stream, rows, cos_sin, entries_per_page, eps)
 
 
 def c128_compress(
     stream: Stream,
-    plan: Tensor,
-    store: Tensor,
+    rows: CompressRows,
     cos_sin: Tensor,
-    out_loc: Tensor,
     entries_per_page: int = 2,
     eps: float = 1e-6,
 ) -> None:
     """Form the C128 entries that close in this forward, then store the raw rows.
 
-    As `c4_compress_pair`, with raw rows [kv | score], ape f32 [128, 512] and plan i32 [T, 4]:
+    As `c4_compress_pair`, with raw rows [kv | score] and ape f32 [128, 512]. `rows.plan` is
     position, first ring row of the request, ring length, row index in request (position p lives
     in ring row first + p % ring).
 
@@ -107,7 +99,7 @@ def c128_compress(
         ValueError: for shapes that disagree.
     """
     kind = Kind(128, 1, _c128_terms, False)
-    _compress(kind, stream, plan, store, cos_sin, out_loc, entries_per_page, eps)
+    _compress(kind, stream, rows, cos_sin, entries_per_page, eps)
 
 
 def _c4_terms(plan: Tensor, row: Tensor, pos: Tensor) -> Terms:
@@ -142,35 +134,34 @@ def _terms(
 def _compress(
     kind: Kind,
     stream: Stream,
-    plan: Tensor,
-    store: Tensor,
+    rows: CompressRows,
     cos_sin: Tensor,
-    out_loc: Tensor,
     entries_per_page: int,
     eps: float,
 ) -> None:
     s, ape, state, norm_w, pool = stream
+    plan, store, slot = rows
     width = norm_w.shape[0]
     # [rows, kv | score, half, Dh]
-    rows = s.view(-1, 2, kind.halves, width)
+    raw = s.view(-1, 2, kind.halves, width)
     ring = state.view(-1, 2, kind.halves, width)
-    emitting = (out_loc >= 0).nonzero().squeeze(1)
+    emitting = (slot >= 0).nonzero().squeeze(1)
     for row in emitting.split(max(1, CHUNK_VALUES // (ape.shape[0] * width))):
         pos = plan[row, 0].long()
         t = kind.terms(plan[row], row, pos)
-        entry = _pool_rows(_gather(rows, ring, 0, t), _gather(rows, ring, 1, t), ape, t.exists)
+        entry = _pool_rows(_gather(raw, ring, 0, t), _gather(raw, ring, 1, t), ape, t.exists)
         x = _normed_and_rotated(entry, norm_w, cos_sin, pos + 1 - kind.ratio, eps)
         if kind.is_index:
-            store_index(pool, out_loc[row], hadamard(x).float())
+            store_index(pool, slot[row], hadamard(x).float())
         else:
-            store_slots(pool, entries_per_page, out_loc[row], x.float())
+            store_slots(pool, entries_per_page, slot[row], x.float())
     keep = (store >= 0).nonzero().squeeze(1)
     state[store[keep].long()] = s[keep]
 
 
-def _gather(rows: Tensor, ring: Tensor, part: int, t: Terms) -> Tensor:
+def _gather(raw: Tensor, ring: Tensor, part: int, t: Terms) -> Tensor:
     """[E, J, Dh] kv (part 0) or score (part 1) of every term."""
-    new = rows[t.batch_row, part, t.half]
+    new = raw[t.batch_row, part, t.half]
     if bool(t.from_batch.all()):
         return new
     return torch.where(t.from_batch[..., None], new, ring[t.ring_row, part, t.half])

@@ -1,4 +1,4 @@
-"""What one compressor of a layer reads and writes."""
+"""What the compressors of a layer read and write."""
 
 from typing import NamedTuple
 
@@ -13,3 +13,13 @@ class Stream(NamedTuple):
     state: Tensor  # f32 [rows, halves * 2 * Dh] ring, changed in place
     norm_w: Tensor  # [Dh]
     pool: Tensor  # changed in place
+
+
+class CompressRows(NamedTuple):
+    """Where the T rows of a forward, and the entries that close at them, stand."""
+
+    # i32 [T, 4]: position, two numbers that say where the ring holds the rest of the row's window
+    # (`c4_compress_pair`, `c128_compress`), row index in request
+    plan: Tensor
+    store: Tensor  # i32 [T] ring row that receives the raw row, -1 = not stored
+    entry: Tensor  # i32 [T] slot of the entry that closes at this row, -1 = none

@@ -31,18 +31,20 @@ def _output_fits(o: Tensor, cos_sin: Tensor, pos: Tensor) -> None:
     _heads_fit(o, cos_sin, pos)
 
 
-def _latent_fits(kv: Tensor, pos: Tensor, loc: Tensor) -> None:
+def _latent_fits(kv: Tensor, pos: Tensor, slot: Tensor) -> None:
     rows = kv.shape[0]
-    if kv.shape != (rows, HEAD) or pos.shape != (rows,) or loc.shape != (rows,):
+    if kv.shape != (rows, HEAD) or pos.shape != (rows,) or slot.shape != (rows,):
         raise ValueError(
-            f"kv must be [T, {HEAD}] with pos and loc [T], got {list(kv.shape)}, "
-            f"{list(pos.shape)} and {list(loc.shape)}"
+            f"kv must be [T, {HEAD}] with pos and slot [T], got {list(kv.shape)}, "
+            f"{list(pos.shape)} and {list(slot.shape)}"
         )
 
 
-def _heads_and_latent_fit(q: Tensor, kv: Tensor, cos_sin: Tensor, pos: Tensor, loc: Tensor) -> None:
+def _heads_and_latent_fit(
+    q: Tensor, kv: Tensor, cos_sin: Tensor, pos: Tensor, slot: Tensor
+) -> None:
     _heads_fit(q, cos_sin, pos)
-    _latent_fits(kv, pos, loc)
+    _latent_fits(kv, pos, slot)
 
 
 q_norm_rope = op(reference.q_norm_rope, check=_heads_fit)

@@ -23,7 +23,7 @@ def _latent() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _slots() -> tuple[torch.Tensor, torch.Tensor, int]:
-    """loc, pool, slots_per_page."""
+    """slot, pool, slots_per_page."""
     return meta(torch.int32, ROWS), meta(torch.uint8, 4, 149_504), PER_PAGE
 
 

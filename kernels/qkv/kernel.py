@@ -31,9 +31,9 @@ def _query_head(q, cos_sin, pos, out, row, head, H, eps):
 
 @triton.jit
 def _latent_row(
-    kv, norm_w, cos_sin, pos, loc, codes, rope, scales, row, row_stride, stride, per_page, eps
+    kv, norm_w, cos_sin, pos, slots, codes, rope, scales, row, row_stride, stride, per_page, eps
 ):
-    slot = tl.load(loc + row)
+    slot = tl.load(slots + row)
     if slot >= 0:
         d = tl.arange(0, D)[None, :]
         x = tl.load(kv + row * row_stride + d).to(tl.float32)
@@ -50,7 +50,7 @@ def _q_norm_rope(q, cos_sin, pos, out, H, eps):
 
 @triton.jit(do_not_specialize=["H", "per_page"])
 def _q_kv_prepare(
-    q, kv, norm_w, cos_sin, pos, loc, out, codes, rope, scales, H, row_stride, stride, per_page,
+    q, kv, norm_w, cos_sin, pos, slots, out, codes, rope, scales, H, row_stride, stride, per_page,
     eps,
 ):  # fmt: skip
     """Programs 0..H-1 of a row take a query head each, program H the latent."""
@@ -61,7 +61,7 @@ def _q_kv_prepare(
         _query_head(q, cos_sin, pos, out, row, head, H, eps)
     else:
         _latent_row(
-            kv, norm_w, cos_sin, pos, loc, codes, rope, scales, row, row_stride, stride, per_page,
+            kv, norm_w, cos_sin, pos, slots, codes, rope, scales, row, row_stride, stride, per_page,
             eps,
         )  # fmt: skip
 
@@ -77,11 +77,11 @@ def _inv_rope(o, cos_sin, pos, out, H):
 
 @triton.jit(do_not_specialize=["per_page"])
 def _kv_norm_rope_store(
-    kv, norm_w, cos_sin, pos, loc, codes, rope, scales, row_stride, stride, per_page, eps
+    kv, norm_w, cos_sin, pos, slots, codes, rope, scales, row_stride, stride, per_page, eps
 ):
     row = tl.program_id(0).to(tl.int64)
     _latent_row(
-        kv, norm_w, cos_sin, pos, loc, codes, rope, scales, row, row_stride, stride, per_page, eps
+        kv, norm_w, cos_sin, pos, slots, codes, rope, scales, row, row_stride, stride, per_page, eps
     )
 
 
@@ -105,24 +105,24 @@ def inv_rope(o, cos_sin, pos):
     return out
 
 
-def kv_norm_rope_store(kv, norm_w, cos_sin, pos, loc, pool, slots_per_page, eps=1e-06):
+def kv_norm_rope_store(kv, norm_w, cos_sin, pos, slot, pool, slots_per_page, eps=1e-06):
     if kv.shape[0] == 0:
         return
     launch = LAUNCH["kv_norm_rope_store"]
     _kv_norm_rope_store[(kv.shape[0],)](
-        kv, norm_w, cos_sin, pos, loc, *pool_views(pool), kv.stride(0), pool.stride(0),
+        kv, norm_w, cos_sin, pos, slot, *pool_views(pool), kv.stride(0), pool.stride(0),
         slots_per_page, eps, **launch.keywords,
     )  # fmt: skip
 
 
-def q_kv_prepare(q, kv, norm_w, cos_sin, pos, loc, pool, slots_per_page, eps=1e-06):
+def q_kv_prepare(q, kv, norm_w, cos_sin, pos, slot, pool, slots_per_page, eps=1e-06):
     q = q.contiguous()
     out = torch.empty_like(q)
     rows, heads, _ = q.shape
     if rows:
         launch = LAUNCH["q_kv_prepare"]
         _q_kv_prepare[(rows * (heads + 1),)](
-            q, kv, norm_w, cos_sin, pos, loc, out, *pool_views(pool), heads, kv.stride(0),
+            q, kv, norm_w, cos_sin, pos, slot, out, *pool_views(pool), heads, kv.stride(0),
             pool.stride(0), slots_per_page, eps, **launch.keywords,
         )  # fmt: skip
     return out

@@ -40,21 +40,21 @@ def kv_norm_rope_store(
     norm_w: Tensor,
     cos_sin: Tensor,
     pos: Tensor,
-    loc: Tensor,
+    slot: Tensor,
     pool: Tensor,
     slots_per_page: int,
     eps: float = 1e-6,
 ) -> None:
     """Weighted RMS norm of the latent, RoPE, store in the pool.
 
-    kv: bf16 or f32 [T, 512], rows may be strided. norm_w: [512]. pos: i64 [T]. loc: i32 [T] slot,
+    kv: bf16 or f32 [T, 512], rows may be strided. norm_w: [512]. pos: i64 [T]. slot: i32 [T] slot,
     -1 = padded row, not stored. pool: uint8 packed or float32 plain, changed in place. Everything
     stays f32 until the store. Raises ValueError for a shape mismatch.
     """
     x = kv.double()
     x = x * rms_scale(x, eps) * norm_w.double()
     x[:, NOPE:] = rotate(x[:, NOPE:], rotation(cos_sin, pos))
-    store_slots(pool, slots_per_page, loc, x.float())
+    store_slots(pool, slots_per_page, slot, x.float())
 
 
 def q_kv_prepare(
@@ -63,7 +63,7 @@ def q_kv_prepare(
     norm_w: Tensor,
     cos_sin: Tensor,
     pos: Tensor,
-    loc: Tensor,
+    slot: Tensor,
     pool: Tensor,
     slots_per_page: int,
     eps: float = 1e-6,
@@ -72,5 +72,5 @@ def q_kv_prepare(
 
     Returns the prepared query [T, H, 512].
     """
-    kv_norm_rope_store(kv, norm_w, cos_sin, pos, loc, pool, slots_per_page, eps)
+    kv_norm_rope_store(kv, norm_w, cos_sin, pos, slot, pool, slots_per_page, eps)
     return q_norm_rope(q, cos_sin, pos, eps)

@@ -25,7 +25,7 @@ from dspark.bench.train_embedded.sinkhorn import sinkhorn
 from dspark.bench.train_embedded.target import logits, run_target
 from dspark.kernels.linear.reference import dequantise_fp8
 from dspark.kernels.moe.reference import dequantise_mxfp4
-from dspark.kernels.step import BlockRows, Tables, draft_meta
+from dspark.kernels.step import BlockRows, draft_meta
 from dspark.speculation import calibration
 from dspark.target.caches import LayerCaches
 from dspark.target.checkpoint.formats import encode_fp8, encode_mxfp4
@@ -118,14 +118,14 @@ def test_draft_forward_equals_the_served_draft(
     caches = [LayerCaches(window=torch.full((3, 256 * 512), float("nan"))) for _ in weights.blocks]
     meta = draft_meta(
         BlockRows(torch.tensor([1]), torch.tensor([anchor]), torch.tensor([0]), GAMMA),
-        Tables(target.req_to_token, target.full_to_swa),
+        target.tables,
         window=config.sliding_window,
     )
     positions = torch.arange(anchor)
-    loc = target.req_to_token[1, :anchor]
+    window_slot = target.tables.token_slot[1, :anchor]
     inject(
         trained_side.captures[0, :anchor],
-        loc,
+        window_slot,
         positions,
         weights,
         config,

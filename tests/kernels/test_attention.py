@@ -203,11 +203,11 @@ def test_a_broken_key_stays_with_the_rows_that_see_it():
 
 def test_runs_end_with_the_request_and_at_their_longest():
     """40 rows of one request, one of another, two padded ones."""
-    loc, length = sliding_rows(40, 4, 0)
+    slots, length = sliding_rows(40, 4, 0)
     other = torch.tensor([[90, 91, 92, -1], [-1, -1, -1, -1], [-1, -1, -1, -1]]).int()
-    loc, length = torch.cat([loc, other]), torch.cat([length, torch.tensor([3, 0, 0]).int()])
-    assert runs(loc, length) == [slice(a, b) for a, b in ((0, 32), (32, 40), (40, 43))]
-    after = torch.cat([loc, loc[:1]]), torch.cat([length, length[:1]])
+    slots, length = torch.cat([slots, other]), torch.cat([length, torch.tensor([3, 0, 0]).int()])
+    assert runs(slots, length) == [slice(a, b) for a, b in ((0, 32), (32, 40), (40, 43))]
+    after = torch.cat([slots, slots[:1]]), torch.cat([length, length[:1]])
     assert runs(*after)[-1] == slice(43, 44)  # nothing is shared with a padded row
-    assert runs(loc[:1], length[:1]) == [slice(0, 1)]
-    assert runs(loc[:0], length[:0]) == []
+    assert runs(slots[:1], length[:1]) == [slice(0, 1)]
+    assert runs(slots[:0], length[:0]) == []

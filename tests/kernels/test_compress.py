@@ -5,7 +5,7 @@ import torch
 
 from dspark.kernels.common.index_pages import PACKED_STRIDE
 from dspark.kernels.common.kv_pages import load_slots, page_stride
-from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
+from dspark.kernels.compress import CompressRows, Stream, c4_compress_pair, c128_compress
 from dspark.kernels.compress.reference import c4_compress
 
 EPS = 1e-6
@@ -41,11 +41,11 @@ class Compressor:
         self.pool = torch.full((self.pages, self.per_page * width), torch.nan)
 
     def c4_row(self, pos: torch.Tensor) -> torch.Tensor:
-        loc = self.page * PAGE + pos
-        return torch.where(pos < 0, -1, loc // PAGE * RING_C4 + loc % RING_C4)
+        slot = self.page * PAGE + pos
+        return torch.where(pos < 0, -1, slot // PAGE * RING_C4 + slot % RING_C4)
 
-    def addresses(self, start: int, stop: int):
-        """plan, store (the last writer of a ring row), out_loc of positions start..stop-1."""
+    def addresses(self, start: int, stop: int) -> CompressRows:
+        """Of positions start..stop-1; the last writer of a ring row stores."""
         pos = torch.arange(start, stop)
         in_req = pos - start
         if self.ratio == 4:
@@ -57,16 +57,15 @@ class Compressor:
             plan = [pos, base, torch.full_like(pos, RING_C128), in_req]
             store = torch.where(pos + RING_C128 >= stop, base + pos % RING_C128, -1)
         closes = (pos + 1) % self.ratio == 0
-        out_loc = torch.where(closes, (self.page * PAGE + pos) // self.ratio, -1)
-        return torch.stack(plan, 1).int(), store.int(), out_loc.int()
+        entry = torch.where(closes, (self.page * PAGE + pos) // self.ratio, -1)
+        return CompressRows(torch.stack(plan, 1).int(), store.int(), entry.int())
 
     def forward(self, start: int, stop: int) -> None:
-        plan, store, out_loc = self.addresses(start, stop)
-        self.run(self.raw[start:stop], plan, store, out_loc)
+        self.run(self.raw[start:stop], self.addresses(start, stop))
 
-    def run(self, s, plan, store, out_loc) -> None:
+    def run(self, s: torch.Tensor, rows: CompressRows) -> None:
         stream = Stream(s, self.ape, self.state, self.norm, self.pool)
-        arguments = (stream, plan, store, table(), out_loc, self.per_page, EPS)
+        arguments = (stream, rows, table(), self.per_page, EPS)
         if self.ratio == 4:
             c4_compress(*arguments, index=self.width == 128)
         else:
@@ -174,16 +173,18 @@ def test_requests_share_a_batch_without_mixing(ratio, width):
     a.forward(250, 256)
     b = Compressor(ratio, width, 300, seed=1)
     b.forward(0, 250)
-    plan, store, out_loc = b.addresses(250, 256)
+    plan, store, entry = b.addresses(250, 256)
     # The other request reads the same ring, stores nothing and emits into page 0.
-    elsewhere = torch.where(out_loc >= 0, torch.arange(6), -1).int()
+    elsewhere = torch.where(entry >= 0, torch.arange(6), -1).int()
     pad = torch.full((2,), -1, dtype=torch.int32)
     padded_plan = torch.tensor([[0, -1, -1, 0]] * 2).int()
     b.run(
         torch.cat([b.raw[250:256] * 2, b.raw[250:256], torch.full((2, b.raw.shape[1]), torch.nan)]),
-        torch.cat([plan, plan, padded_plan]),
-        torch.cat([torch.full_like(store, -1), store, pad]),
-        torch.cat([elsewhere, out_loc, pad]),
+        CompressRows(
+            torch.cat([plan, plan, padded_plan]),
+            torch.cat([torch.full_like(store, -1), store, pad]),
+            torch.cat([elsewhere, entry, pad]),
+        ),
     )
     count = 256 // ratio
     assert torch.equal(a.entries(count), b.entries(count))
@@ -194,9 +195,9 @@ def test_formed_before_stored():
     """In one launch a raw row may land in a ring row that an entry of the launch still reads."""
     c = Compressor(4, 128, 24)
     c.forward(0, 7)
-    plan, store, out_loc = c.addresses(7, 8)
-    store[:] = c.c4_row(torch.tensor([0])).int()  # ring row of position 0, which entry 1 reads
-    c.run(c.raw[7:8], plan, store, out_loc)
+    rows = c.addresses(7, 8)
+    rows.store[:] = c.c4_row(torch.tensor([0])).int()  # ring row of position 0, which entry 1 reads
+    c.run(c.raw[7:8], rows)
     torch.testing.assert_close(c.entries(2), c.brute_force(2), atol=2e-6, rtol=1e-5)
 
 
@@ -221,9 +222,9 @@ def test_pair_runs_both_compressors():
     parts = []
     for width in (512, 128):
         c = Compressor(4, width, 64)
-        plan, store, out_loc = c.addresses(0, 64)
+        rows = c.addresses(0, 64)
         parts.append((c, Stream(c.raw, c.ape, c.state, c.norm, c.pool)))
-    c4_compress_pair(*(s for _, s in parts), plan, store, table(), out_loc, running=False)
+    c4_compress_pair(*(s for _, s in parts), rows, table(), running=False)
     for c, _ in parts:
         torch.testing.assert_close(c.entries(16), c.brute_force(16), atol=2e-6, rtol=1e-5)
 
@@ -253,16 +254,16 @@ def test_packed_pools_hold_the_quantised_entries():
 
 def test_errors():
     main, index = Compressor(4, 512, 8), Compressor(4, 128, 8)
-    plan, store, out_loc = main.addresses(0, 8)
+    rows = main.addresses(0, 8)
     streams = [Stream(c.raw, c.ape, c.state, c.norm, c.pool) for c in (main, index)]
 
-    def run(main, index, store):
-        c4_compress_pair(main, index, plan, store, table(), out_loc, running=True)
+    def run(main, index, rows):
+        c4_compress_pair(main, index, rows, table(), running=True)
 
     narrow = [stream._replace(s=stream.s[:, :256]) for stream in streams]
     with pytest.raises(ValueError, match=r"s and state \[\*, 2048\]"):
-        run(narrow[0], streams[1], store)
+        run(narrow[0], streams[1], rows)
     with pytest.raises(ValueError, match=r"s and state \[\*, 512\]"):
-        run(streams[0], narrow[1], store)
+        run(streams[0], narrow[1], rows)
     with pytest.raises(ValueError, match="must cover 8 rows"):
-        run(*streams, store[:4])
+        run(*streams, rows._replace(store=rows.store[:4]))

@@ -44,7 +44,7 @@ def test_verify_rows_equal_single_rows_and_other_batches(device, ratio, width):
         plan = alone.plan[one].clone()
         plan[:, 3] = 0
         step = alone._replace(
-            s=alone.s[one], plan=plan, store=alone.store[one], out_loc=alone.out_loc[one]
+            s=alone.s[one], plan=plan, store=alone.store[one], entry=alone.entry[one]
         )
         run_compressor(compress, step)
     assert torch.equal(alone.pool, whole.pool)
@@ -85,7 +85,7 @@ def test_memory_beyond_two_to_the_31(device, ratio, width):
     moved = case._replace(
         pool=pool, state=state, plan=plan,
         store=torch.where(store >= 0, store + shift, -1),
-        out_loc=torch.where(case.out_loc >= 0, case.out_loc + (pages - 2) * per_page, -1),
+        entry=torch.where(case.entry >= 0, case.entry + (pages - 2) * per_page, -1),
     )  # fmt: skip
     run_compressor(compress, moved)
     assert torch.equal(moved.pool[-2:], small.pool)

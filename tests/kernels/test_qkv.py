@@ -95,32 +95,32 @@ def test_slots_round_trip_within_fp8_precision(slots_per_page):
     torch.manual_seed(3)
     kv = torch.randn(20, 512) * 10 ** torch.linspace(-3, 3, 20)[:, None]
     pool = torch.full((30, page_stride(slots_per_page)), 255, dtype=torch.uint8)
-    loc = torch.randperm(30 * slots_per_page)[:20].int()
-    store_slots(pool, slots_per_page, loc, kv)
-    back = load_slots(pool, slots_per_page, loc)
+    slot = torch.randperm(30 * slots_per_page)[:20].int()
+    store_slots(pool, slots_per_page, slot, kv)
+    back = load_slots(pool, slots_per_page, slot)
     amax = kv[:, :448].abs().unflatten(1, (7, 64)).amax(-1, keepdim=True).double()
     error = (back - kv.double())[:, :448].unflatten(1, (7, 64)).abs()
     assert (error <= amax * 2**-4 + 1e-9).all()
     assert torch.equal(back[:, 448:], kv[:, 448:].bfloat16().double())
     # What was stored is a fixed point.
-    store_slots(pool, slots_per_page, loc, back.float())
-    assert torch.equal(load_slots(pool, slots_per_page, loc), back)
+    store_slots(pool, slots_per_page, slot, back.float())
+    assert torch.equal(load_slots(pool, slots_per_page, slot), back)
 
 
 def test_float_pool_keeps_values_unrounded():
     torch.manual_seed(4)
     kv, pool = torch.randn(3, 512), torch.full((2, 4 * 512), torch.nan)
-    loc = torch.tensor([6, -1, 1], dtype=torch.int32)
-    store_slots(pool, 4, loc, kv)
-    assert torch.equal(load_slots(pool, 4, loc)[[0, 2]], kv[[0, 2]].double())
+    slot = torch.tensor([6, -1, 1], dtype=torch.int32)
+    store_slots(pool, 4, slot, kv)
+    assert torch.equal(load_slots(pool, 4, slot)[[0, 2]], kv[[0, 2]].double())
     assert pool.view(-1, 512)[[0, 2, 3, 4, 5, 7]].isnan().all()
 
 
 def test_minus_one_is_never_read_or_written():
     pool = torch.full((2, page_stride(64)), 255, dtype=torch.uint8)  # e4m3 NaN everywhere
-    loc = torch.tensor([[-1, -1]], dtype=torch.int32)
-    assert torch.equal(load_slots(pool, 64, loc), torch.zeros(1, 2, 512, dtype=torch.float64))
-    store_slots(pool, 64, loc[0], torch.ones(2, 512))
+    slot = torch.tensor([[-1, -1]], dtype=torch.int32)
+    assert torch.equal(load_slots(pool, 64, slot), torch.zeros(1, 2, 512, dtype=torch.float64))
+    store_slots(pool, 64, slot[0], torch.ones(2, 512))
     assert (pool == 255).all()
 
 
@@ -128,20 +128,20 @@ def test_kv_norm_rope_store_matches_the_formula():
     torch.manual_seed(5)
     wide = torch.randn(6, 1536).bfloat16()
     kv, w, pos = wide[:, 1024:], torch.rand(512).bfloat16() + 0.5, torch.arange(6) * 5
-    loc = torch.tensor([9, 3, -1, 0, 14, 2], dtype=torch.int32)
+    slot = torch.tensor([9, 3, -1, 0, 14, 2], dtype=torch.int32)
     x = kv.double()
     x = x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * w.double()
     expected = rope_fp64(x, pos)
 
     plain = torch.full((4, 4 * 512), torch.nan)
-    kv_norm_rope_store(kv, w, table(), pos, loc, plain, 4, EPS)
-    real = loc >= 0
-    stored = load_slots(plain, 4, loc)[real]
+    kv_norm_rope_store(kv, w, table(), pos, slot, plain, 4, EPS)
+    real = slot >= 0
+    stored = load_slots(plain, 4, slot)[real]
     torch.testing.assert_close(stored, expected[real], atol=1e-6, rtol=1e-6)
 
     packed, direct = (torch.zeros(4, page_stride(4), dtype=torch.uint8) for _ in range(2))
-    kv_norm_rope_store(kv, w, table(), pos, loc, packed, 4, EPS)
-    store_slots(direct, 4, loc, expected.float())
+    kv_norm_rope_store(kv, w, table(), pos, slot, packed, 4, EPS)
+    store_slots(direct, 4, slot, expected.float())
     assert torch.equal(packed, direct)
 
 
@@ -163,10 +163,10 @@ def test_rows_do_not_depend_on_their_batch():
 def test_one_call_equals_two():
     torch.manual_seed(7)
     q, kv = torch.randn(3, 4, 512).bfloat16(), torch.randn(3, 512).bfloat16()
-    w, pos, loc = torch.rand(512), torch.tensor([3, 9, 0]), torch.tensor([5, -1, 0]).int()
+    w, pos, slot = torch.rand(512), torch.tensor([3, 9, 0]), torch.tensor([5, -1, 0]).int()
     one, two = (torch.zeros(2, page_stride(3), dtype=torch.uint8) for _ in range(2))
-    got = q_kv_prepare(q, kv, w, table(), pos, loc, one, 3, EPS)
-    kv_norm_rope_store(kv, w, table(), pos, loc, two, 3, EPS)
+    got = q_kv_prepare(q, kv, w, table(), pos, slot, one, 3, EPS)
+    kv_norm_rope_store(kv, w, table(), pos, slot, two, 3, EPS)
     assert torch.equal(got, q_norm_rope(q, table(), pos, EPS))
     assert torch.equal(one, two)
 
@@ -183,7 +183,7 @@ def test_no_rows():
 def test_errors_name_the_shapes():
     with pytest.raises(ValueError, match=r"heads must be \[T, H, 512\]"):
         q_norm_rope(torch.ones(2, 3, 256), table(), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="pos and loc"):
+    with pytest.raises(ValueError, match="pos and slot"):
         kv_norm_rope_store(
             torch.ones(2, 512), torch.ones(512), table(), torch.zeros(1).long(),
             torch.zeros(2).int(), torch.zeros(1, page_stride(2), dtype=torch.uint8), 2,

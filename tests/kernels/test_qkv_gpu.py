@@ -50,14 +50,14 @@ def test_kv_store(device, rows):
     generator = torch.Generator().manual_seed(0)
     w = (torch.rand(512, generator=generator) + 0.5).bfloat16()
     pages = 2 + rows // 256
-    loc = torch.randperm(pages * 256, generator=generator)[:rows].int()
-    loc[rows // 2] = -1
+    slot = torch.randperm(pages * 256, generator=generator)[:rows].int()
+    slot[rows // 2] = -1
     pool = torch.full((pages, page_stride(256)), 255, dtype=torch.uint8)
     got = pool.to(device)
     kv_norm_rope_store(
-        kv.to(device), w.to(device), TABLE.to(device), pos.to(device), loc.to(device), got, 256
+        kv.to(device), w.to(device), TABLE.to(device), pos.to(device), slot.to(device), got, 256
     )
-    reference.kv_norm_rope_store(kv, w, TABLE, pos, loc, pool, 256, EPS)
+    reference.kv_norm_rope_store(kv, w, TABLE, pos, slot, pool, 256, EPS)
     assert_pool_close(got, pool, 256)
 
 
@@ -65,24 +65,24 @@ def test_rows_do_not_depend_on_their_batch(device):
     q, pos = (x.to(device) for x in heads(48, 8, 1))
     table, w = TABLE.to(device), torch.ones(512, device=device).bfloat16()
     whole = q_norm_rope(q, table, pos)
-    loc = torch.arange(48, device=device).int()
+    slot = torch.arange(48, device=device).int()
     pool = torch.zeros(1, page_stride(64), dtype=torch.uint8, device=device)
-    kv_norm_rope_store(q[:, 0], w, table, pos, loc, pool, 64)
+    kv_norm_rope_store(q[:, 0], w, table, pos, slot, pool, 64)
     order = torch.randperm(48, device=device)
     again = torch.zeros_like(pool)
     for rows in [*order[:24].split(1), order[24:30], order[30:]]:
         assert torch.equal(q_norm_rope(q[rows], table, pos[rows]), whole[rows])
-        kv_norm_rope_store(q[rows, 0], w, table, pos[rows], loc[rows], again, 64)
+        kv_norm_rope_store(q[rows, 0], w, table, pos[rows], slot[rows], again, 64)
     assert torch.equal(again, pool)
 
 
 def test_one_launch_equals_two(device):
     q, pos = (x.to(device) for x in heads(48, 8, 3))
     table, w = TABLE.to(device), torch.ones(512, device=device).bfloat16()
-    kv, loc = q[:, 3].contiguous(), torch.arange(48, device=device).int() - 1
+    kv, slot = q[:, 3].contiguous(), torch.arange(48, device=device).int() - 1
     one, two = (torch.zeros(1, page_stride(64), dtype=torch.uint8, device=device) for _ in range(2))
-    got = q_kv_prepare(q, kv, w, table, pos, loc, one, 64)
-    kv_norm_rope_store(kv, w, table, pos, loc, two, 64)
+    got = q_kv_prepare(q, kv, w, table, pos, slot, one, 64)
+    kv_norm_rope_store(kv, w, table, pos, slot, two, 64)
     torch.testing.assert_close(got, q_norm_rope(q, table, pos), rtol=2**-7, atol=1e-6)
     assert torch.equal(one, two)
 
@@ -92,8 +92,8 @@ def test_pool_beyond_two_to_the_31(device):
     pages = 2**31 // page_stride(256) + 10
     big = torch.zeros(pages, page_stride(256), dtype=torch.uint8, device=device)
     small = torch.zeros(1, page_stride(256), dtype=torch.uint8, device=device)
-    w, loc = torch.ones(512, device=device).bfloat16(), torch.arange(4, device=device).int()
-    kv_norm_rope_store(kv[:, 0], w, TABLE.to(device), pos, loc, small, 256)
-    kv_norm_rope_store(kv[:, 0], w, TABLE.to(device), pos, loc + (pages - 1) * 256, big, 256)
+    w, slot = torch.ones(512, device=device).bfloat16(), torch.arange(4, device=device).int()
+    kv_norm_rope_store(kv[:, 0], w, TABLE.to(device), pos, slot, small, 256)
+    kv_norm_rope_store(kv[:, 0], w, TABLE.to(device), pos, slot + (pages - 1) * 256, big, 256)
     assert torch.equal(big[-1], small[0])
     assert not big[:-1].any()

@@ -120,8 +120,8 @@ def check_against_oracle(batch, meta, *, store_all, window=128, ring_c4=16, ring
             def c4_row(p, slot=slot):
                 if p < 0:
                     return -1
-                loc = batch.window_of(slot, p)
-                return loc // PAGE * ring_c4 + loc % ring_c4
+                window_slot = batch.window_of(slot, p)
+                return window_slot // PAGE * ring_c4 + window_slot % ring_c4
 
             assert meta.c4_plan[row].tolist() == [pos, c4_row(pos - 7), c4_row(pos - 3), r]
             assert meta.c128_plan[row].tolist() == [pos, slot * ring_c128, ring_c128, r]

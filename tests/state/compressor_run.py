@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dspark.kernels.common.kv_pages import store_slots
-from dspark.kernels.compress import Stream, c4_compress_pair, c128_compress
+from dspark.kernels.compress import CompressRows, Stream, c4_compress_pair, c128_compress
 from dspark.kernels.step import BatchRows, Bounds, Rings, StepMeta, Tables, step_meta
 
 PAGE = 256
@@ -25,7 +25,7 @@ class Memory(NamedTuple):
     c128_ring: Tensor  # f32 [rows, 1024]
     ring_c4: int
     ring_c128: int
-    full_to_swa: Tensor  # i64 [full slots]
+    window_table: Tensor  # i64 [full slots]
 
 
 class Rows(NamedTuple):
@@ -77,23 +77,24 @@ def forward(
 ) -> StepMeta:
     """Positions start.. of the request in `slot`, whose full pages are `pages`."""
     length = len(rows.c4)
-    req_to_token = torch.zeros(slot + 1, POSITIONS, dtype=torch.int32)
+    token_table = torch.zeros(slot + 1, POSITIONS, dtype=torch.int32)
     for k, page in enumerate(pages):
-        req_to_token[slot, k * PAGE : (k + 1) * PAGE] = torch.arange(page * PAGE, (page + 1) * PAGE)
+        token_table[slot, k * PAGE : (k + 1) * PAGE] = torch.arange(page * PAGE, (page + 1) * PAGE)
     meta = step_meta(
         BatchRows(torch.tensor([slot]), torch.tensor([start]), torch.tensor([length]), length),
-        Tables(req_to_token, memory.full_to_swa),
+        Tables(token_table, memory.window_table),
         Bounds(128, POSITIONS // PAGE, POSITIONS // 128),
         Rings(memory.ring_c4, memory.ring_c128),
         store_all=store_all,
     )
     store_slots(memory.window, PAGE, meta.window_slot, rows.latent)
-    plan, store, loc = meta.c4_plan, meta.c4_store, meta.c4_entry
+    c4_rows = CompressRows(meta.c4_plan, meta.c4_store, meta.c4_entry)
+    c128_rows = CompressRows(meta.c128_plan, meta.c128_store, meta.c128_entry)
     latents = Stream(rows.c4, w.ape4, memory.c4_ring, w.norm, memory.c4)
     keys = Stream(rows.keys, w.ape4_keys, memory.keys_ring, w.norm_keys, memory.keys)
-    c4_compress_pair(latents, keys, plan, store, w.cos_sin, loc, running=False)
+    c4_compress_pair(latents, keys, c4_rows, w.cos_sin, running=False)
     c128 = Stream(rows.c128, w.ape128, memory.c128_ring, w.norm, memory.c128)
-    c128_compress(c128, meta.c128_plan, meta.c128_store, w.cos_sin, meta.c128_entry)
+    c128_compress(c128, c128_rows, w.cos_sin)
     return meta
 
 

@@ -43,7 +43,7 @@ def memory_of(stack) -> Memory:
         c128_ring=c128.state,
         ring_c4=geometry.c4.ring,
         ring_c128=geometry.c128.ring,
-        full_to_swa=stack.allocator.full_to_swa_index_mapping,
+        window_table=stack.allocator.full_to_swa_index_mapping,
     )
 
 

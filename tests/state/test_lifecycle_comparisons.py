@@ -34,7 +34,7 @@ def fast_and_deep(examples: int):
     return decorate
 
 
-SIZES = narrow_geometry(slots=4, swa_pages=6)
+SIZES = narrow_geometry(slots=4, window_pages=6)
 slots_or_padding = st.integers(-1, SIZES.slots)
 lengths = st.integers(0, 1000)
 
@@ -162,7 +162,7 @@ def test_I11_permutation(jobs, data, overlap):
     order = list(range(len(jobs)))
     alone: dict[int, list[torch.Tensor]] = {}
     for number in order:
-        server = Server(verify_width=1, c4=8, c128=128, full_pages=4, swa_pages=4)
+        server = Server(verify_width=1, c4=8, c128=128, full_pages=4, window_pages=4)
         alone |= serve(server, jobs, [number], 1)
     for arrangement, concurrency in (
         (order, 1),

@@ -23,27 +23,27 @@ BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"]
 
 def verify_plan(start: int, length: int, ring_c128: int = 256):
     """A verify of slot 3, whose window pages are 5, 6, 7, with C4 rings of 16."""
-    req_to_token = torch.zeros(5, 768, dtype=torch.int32)
+    token_table = torch.zeros(5, 768, dtype=torch.int32)
     pos = torch.arange(768)
-    req_to_token[3] = (5 + pos // 256) * 256 + pos % 256
+    token_table[3] = (5 + pos // 256) * 256 + pos % 256
     return step_meta(
         BatchRows(torch.tensor([3]), torch.tensor([start]), torch.tensor([length]), length),
-        Tables(req_to_token, torch.arange(2048)),
+        Tables(token_table, torch.arange(2048)),
         Bounds(128, 3, 6),
         Rings(16, ring_c128),
         store_all=True,
     )
 
 
-def closing(meta, loc) -> list[int]:
+def closing(meta, entry) -> list[int]:
     """Positions at which an entry closes."""
-    return meta.pos[loc >= 0].tolist()
+    return meta.pos[entry >= 0].tolist()
 
 
 def emptied(start: int, commit: int, ring: int = 256) -> list[int]:
     """C128 rows the rollback of a six-row verify of slot 3 empties."""
     sizes = StateGeometry.for_model(
-        slots=4, swa_pages=1, verify_width=6, c4_layers=1, c128_layers=2, head_dim=1, index_dim=1
+        slots=4, window_pages=1, verify_width=6, c4_layers=1, c128_layers=2, head_dim=1, index_dim=1
     )
     c128 = sizes.c128.__class__(ratio=128, window=128, ring=ring, width=2, layers=2)
     state = StateLifecycle(sizes.__class__(**{**vars(sizes), "c128": c128}), "cpu")
@@ -157,7 +157,7 @@ def test_ring_wrap(ring, start, rows):
 def test_every_commit_around_128(start):
     """All commits and widths at once, one request each; three further steps judge them."""
     for length in range(1, 7):
-        server = Server(slots=6, full_pages=6, swa_pages=6)
+        server = Server(slots=6, full_pages=6, window_pages=6)
         for _ in range(length):
             server.admit(prompt(0, start))
         server.chunk(start, 6)
@@ -170,7 +170,7 @@ def test_every_commit_around_128(start):
 @pytest.mark.parametrize("start", range(140, 144))
 def test_every_commit_and_width_of_a_ring_of_16(start):
     for length in range(1, 11):
-        server = Server(slots=10, full_pages=10, swa_pages=10, verify_width=10)
+        server = Server(slots=10, full_pages=10, window_pages=10, verify_width=10)
         for _ in range(length):
             server.admit(prompt(0, start))
         server.chunk(start, 10)
@@ -266,7 +266,7 @@ def test_duplicate_page_freed_in_flight(length):
 
 
 def test_slot_and_page_reused_while_the_last_step_is_in_flight():
-    server, first = started(100, slots=1, full_pages=4, swa_pages=4, overlap=True)
+    server, first = started(100, slots=1, full_pages=4, window_pages=4, overlap=True)
     server.verify([3], [6])
     slot, page = first.slot, first.swa[0]
     server.finish(first)
@@ -407,7 +407,7 @@ def test_failed_load_is_a_cold_run(fail_at, overlap):
 
 
 def test_load_into_a_page_whose_old_owner_is_in_flight():
-    server, first = started(300, overlap=True, swa_pages=4)
+    server, first = started(300, overlap=True, window_pages=4)
     server.settle()
     server.abort(first)
     server.squeeze()
@@ -511,7 +511,7 @@ def test_verify_of_one_row_leaves_the_state_of_decode(overlap):
 )
 def test_long_random_runs(seeds, events, overlap):
     for seed in range(seeds):
-        server = Server(slots=8, full_pages=16, swa_pages=12, overlap=overlap)
+        server = Server(slots=8, full_pages=16, window_pages=12, overlap=overlap)
         operate(server, random.Random(1000 + seed), events)
 
 

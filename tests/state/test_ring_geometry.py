@@ -9,7 +9,7 @@ from dspark.state import StateGeometry, StateGeometryError, StateLifecycle
 
 def geometry(verify_width=6, c4=16, idx=16, c128=136, page=256):
     sizes = StateGeometry.for_model(
-        slots=4, swa_pages=6, verify_width=verify_width, c4_layers=2, c128_layers=3
+        slots=4, window_pages=6, verify_width=verify_width, c4_layers=2, c128_layers=3
     )
     return replace(
         sizes,
@@ -68,7 +68,7 @@ def test_most_rows_of_a_verify_by_hand():
 @pytest.mark.parametrize(("verify_width", "c4", "c128"), [(1, 8, 128), (2, 16, 136), (6, 16, 136)])
 def test_model_geometry_doubles_the_c4_ring_under_speculation(verify_width, c4, c128):
     sizes = StateGeometry.for_model(
-        slots=8, swa_pages=64, verify_width=verify_width, c4_layers=21, c128_layers=20
+        slots=8, window_pages=64, verify_width=verify_width, c4_layers=21, c128_layers=20
     )
     sizes.check()
     assert (sizes.c4.ring, sizes.idx.ring, sizes.c128.ring) == (c4, c4, c128)
@@ -77,7 +77,7 @@ def test_model_geometry_doubles_the_c4_ring_under_speculation(verify_width, c4, 
 def test_bytes_of_flash():
     """8 slots and 64 pages of DeepSeek-V4-Flash, by hand."""
     sizes = StateGeometry.for_model(
-        slots=8, swa_pages=64, verify_width=6, c4_layers=21, c128_layers=20
+        slots=8, window_pages=64, verify_width=6, c4_layers=21, c128_layers=20
     )
     assert sizes.nbytes() == {
         "c4": 21 * 65 * 16 * 2048 * 4,

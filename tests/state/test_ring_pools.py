@@ -9,7 +9,7 @@ from dspark.state import StateGeometry, StatePools
 @pytest.fixture
 def pools():
     sizes = StateGeometry.for_model(
-        slots=3, swa_pages=5, verify_width=6, c4_layers=2, c128_layers=3, head_dim=2, index_dim=1
+        slots=3, window_pages=5, verify_width=6, c4_layers=2, c128_layers=3, head_dim=2, index_dim=1
     )
     return StatePools(sizes, "cpu")
 

@@ -7,7 +7,7 @@ from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
 from dspark.state import StateGeometry, StateInvariantError, StateLifecycle, check
 
 SIZES = StateGeometry.for_model(
-    slots=4, swa_pages=6, verify_width=6, c4_layers=2, c128_layers=3, head_dim=2, index_dim=1
+    slots=4, window_pages=6, verify_width=6, c4_layers=2, c128_layers=3, head_dim=2, index_dim=1
 )
 C4, C128 = SIZES.c4.ring, SIZES.c128.ring
 
@@ -16,7 +16,7 @@ class FreeLists:
     """The free window pages and request slots that the check compares with."""
 
     def __init__(self):
-        self.num_pages = SIZES.swa_pages
+        self.num_pages = SIZES.window_pages
         self.free_pages = torch.arange(1, self.num_pages + 1)
         self.release_pages = torch.empty(0, dtype=torch.int64)
         self.free_slots = list(range(1, SIZES.slots + 1))
@@ -110,12 +110,12 @@ def test_a_generation_that_went_back_is_named():
 
 def plan(prefix, length, slot=3, pages=(5, 2, 4)):
     """A verify of `length` rows from `prefix` on; window page k of the request is pages[k]."""
-    req_to_token = torch.zeros(SIZES.slots + 1, 768, dtype=torch.int32)
+    token_table = torch.zeros(SIZES.slots + 1, 768, dtype=torch.int32)
     pos = torch.arange(768)
-    req_to_token[slot] = torch.tensor(pages)[pos // 256] * 256 + pos % 256
+    token_table[slot] = torch.tensor(pages)[pos // 256] * 256 + pos % 256
     return step_meta(
         BatchRows(torch.tensor([slot]), torch.tensor([prefix]), torch.tensor([length]), length + 1),
-        Tables(req_to_token, torch.arange(2048)),
+        Tables(token_table, torch.arange(2048)),
         Bounds(128, 3, 6),
         Rings(C4, C128),
         store_all=True,

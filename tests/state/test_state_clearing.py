@@ -6,7 +6,7 @@ import torch
 from dspark.state import StateGeometry, StateLifecycle
 
 SIZES = StateGeometry.for_model(
-    slots=4, swa_pages=6, verify_width=6, c4_layers=2, c128_layers=3, head_dim=2, index_dim=1
+    slots=4, window_pages=6, verify_width=6, c4_layers=2, c128_layers=3, head_dim=2, index_dim=1
 )
 
 

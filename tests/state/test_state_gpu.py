@@ -11,7 +11,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-SIZES = StateGeometry.for_model(slots=8, swa_pages=12, verify_width=6, c4_layers=3, c128_layers=2)
+SIZES = StateGeometry.for_model(
+    slots=8, window_pages=12, verify_width=6, c4_layers=3, c128_layers=2
+)
 BUSY = 20_000_000  # clock cycles a stream is kept busy, about 10 ms
 
 

@@ -14,7 +14,7 @@ SLOT, PAGES = 2, [3, 1, 2]
 
 def fresh(verify_width: int) -> tuple[StateLifecycle, Memory]:
     sizes = StateGeometry.for_model(
-        slots=3, swa_pages=4, verify_width=verify_width, c4_layers=1, c128_layers=1
+        slots=3, window_pages=4, verify_width=verify_width, c4_layers=1, c128_layers=1
     )
     state = StateLifecycle(sizes, "cpu")
     memory = Memory(
@@ -27,7 +27,7 @@ def fresh(verify_width: int) -> tuple[StateLifecycle, Memory]:
         c128_ring=state.pools.layer("c128", 0),
         ring_c4=sizes.c4.ring,
         ring_c128=sizes.c128.ring,
-        full_to_swa=torch.arange(5 * 256),
+        window_table=torch.arange(5 * 256),
     )
     return state, memory
 

@@ -164,7 +164,7 @@ class Setup:
         self.rope = rope_table(self.config.rope_theta, 1024, None)
         self.table = torch.zeros(2, 768, dtype=torch.int32)
         self.table[1] = torch.arange(256, 1024)
-        self.full_to_swa = torch.arange(1024)
+        self.window_table = torch.arange(1024)
         self.caches = [
             LayerCaches(window=torch.full((4, 256 * 512), float("nan")))
             for _ in self.weights.blocks
@@ -179,16 +179,18 @@ class Setup:
                 torch.zeros(1 + padded, dtype=torch.int64),
                 self.gamma,
             ),
-            Tables(self.table, self.full_to_swa),
+            Tables(self.table, self.window_table),
             window=128,
         )
 
     def inject(self, captures, first=0, keep=None):
         pos = torch.arange(first, first + len(captures))
-        loc = self.full_to_swa[self.table[1, pos].long()].to(torch.int32)
+        window_slot = self.window_table[self.table[1, pos].long()].to(torch.int32)
         if keep is not None:
-            loc = torch.where(torch.arange(len(captures)) < keep, loc, -1).to(torch.int32)
-        inject(captures, loc, pos, self.weights, self.config, self.rope, self.caches)
+            window_slot = torch.where(torch.arange(len(captures)) < keep, window_slot, -1).to(
+                torch.int32
+            )
+        inject(captures, window_slot, pos, self.weights, self.config, self.rope, self.caches)
 
     def block(self, length, bonus, padded=0):
         bonuses = torch.tensor([bonus] * (1 + padded))

@@ -33,7 +33,7 @@ class Served:
         for i in range(len(LENGTHS)):
             first = (1 + 2 * i) * PAGE_TOKENS
             self.table[i + 1] = torch.arange(first, first + 512, device=device)
-        self.full_to_swa = torch.arange(pages * PAGE_TOKENS, device=device)
+        self.window_table = torch.arange(pages * PAGE_TOKENS, device=device)
         self.caches = [
             LayerCaches(
                 window=torch.zeros(
@@ -49,15 +49,15 @@ class Served:
     def fill(self, captures):
         for slot, length in enumerate(LENGTHS, start=1):
             pos = torch.arange(length, device=self.slot.device)
-            loc = self.full_to_swa[self.table[slot, :length].long()].to(torch.int32)
+            window_slot = self.window_table[self.table[slot, :length].long()].to(torch.int32)
             rows = captures[:length].to(self.slot.device, torch.bfloat16)
-            inject(rows, loc, pos, self.weights, self.config, self.rope, self.caches)
+            inject(rows, window_slot, pos, self.weights, self.config, self.rope, self.caches)
 
     def block(self):
         ids = block_ids(self.bonus, self.gamma, self.config.dspark.noise_token_id)
         meta = draft_meta(
             BlockRows(self.slot, self.length, torch.zeros_like(self.length), self.gamma),
-            Tables(self.table, self.full_to_swa),
+            Tables(self.table, self.window_table),
             window=self.config.sliding_window,
         )
         return run_block(

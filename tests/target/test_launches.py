@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 from dspark.bench.decode_step import FLASH_LAYERS, with_layers
 from dspark.bench.local_target import LocalTarget, Rows
 from dspark.kernels.common import dispatch
-from dspark.kernels.step import BlockRows, Tables, draft_meta
+from dspark.kernels.step import BlockRows, draft_meta
 from dspark.target.checkpoint import presets
 from dspark.target.config import ModelConfig
 from dspark.target.draft import DraftForward, run_block
@@ -112,7 +112,7 @@ def test_drafts_of_many_requests_never_wait_for_the_device(tiny, tiny_directory,
     with torch.no_grad(), NoSync():
         meta = draft_meta(
             BlockRows(slot, torch.full_like(slot, 200), torch.zeros_like(slot), gamma),
-            Tables(model.req_to_token, model.full_to_swa),
+            model.tables,
             window=config.sliding_window,
         )
         run_block(

@@ -15,7 +15,7 @@ from transformers import DeepseekV4ForCausalLM, DynamicCache
 
 from dspark.bench.local_target import LocalTarget, Rows
 from dspark.kernels.moe import route
-from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
+from dspark.kernels.step import BatchRows, Bounds, Rings, step_meta
 from dspark.target import moe as moe_layer
 from dspark.target.attention import Forward
 from dspark.target.checkpoint.make import ACCEPTANCE, make_checkpoint
@@ -155,7 +155,7 @@ def test_rows_beyond_the_run_choose_no_experts_and_change_no_other(tiny, tokens,
     chosen.clear()
     meta = step_meta(
         BatchRows(torch.tensor([1, 2, 3]), torch.tensor(lengths), torch.tensor(run), 18, width),
-        Tables(model.req_to_token, model.full_to_swa),
+        model.tables,
         Bounds(tiny.config.sliding_window, model.max_pages, model.max_pages * 2),
         Rings(model.geometry.c4.ring, model.geometry.c128.ring),
         store_all=True,

@@ -83,11 +83,11 @@ def test_a_captured_decode_step_equals_the_eager_one(model_of, tokens):
     slots, one = torch.tensor([1, 2, 3], device="cuda"), torch.ones_like(prefix)
 
     def step():
-        from dspark.kernels.step import BatchRows, Bounds, Rings, Tables, step_meta
+        from dspark.kernels.step import BatchRows, Bounds, Rings, step_meta
 
         meta = step_meta(
             BatchRows(slots, prefix, one, 3, 1),
-            Tables(replayed.req_to_token, replayed.full_to_swa),
+            replayed.tables,
             Bounds(128, 2, 4),
             Rings(replayed.geometry.c4.ring, replayed.geometry.c128.ring),
             store_all=True,

@@ -39,7 +39,7 @@ def test_extend_slots_equals_sglangs_loop():
 def life_cycle(pages: int, debug: bool) -> StateLifecycle:
     sizes = StateGeometry.for_model(
         slots=1,
-        swa_pages=pages,
+        window_pages=pages,
         verify_width=6,
         c4_layers=1,
         c128_layers=1,

@@ -11,7 +11,7 @@ from dspark.target.checkpoint import presets
 from dspark.target.config import ModelConfig
 
 SIZES = StateGeometry.for_model(
-    slots=2, swa_pages=4, verify_width=6, c4_layers=1, c128_layers=1, head_dim=2, index_dim=1
+    slots=2, window_pages=4, verify_width=6, c4_layers=1, c128_layers=1, head_dim=2, index_dim=1
 )
 
 

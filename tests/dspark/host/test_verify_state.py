@@ -53,11 +53,11 @@ class PlainRun:
 
 def live_state(run: LocalTarget, length: int) -> list[torch.Tensor]:
     """Everything a forward starting at `length` may read of slot 1's past."""
-    table = run.req_to_token[1].long()
+    table = run.tables.token_slot[1].long()
     found = []
     for cache, ratio in zip(run.caches, run.config.compress_ratios, strict=True):
         window = table[max(0, length - run.config.sliding_window) : length]
-        found.append(load_slots(cache.window, PAGE_TOKENS, run.full_to_swa[window]))
+        found.append(load_slots(cache.window, PAGE_TOKENS, run.tables.window_slot[window]))
         if ratio == 0:
             continue
         per_page = C4_PER_PAGE if ratio == 4 else C128_PER_PAGE
@@ -74,8 +74,8 @@ def live_state(run: LocalTarget, length: int) -> list[torch.Tensor]:
         scales = keys[:, C4_PER_PAGE * 128 :].view(-1, C4_PER_PAGE, 4)
         found += [codes[page, offset], scales[page, offset]]
         ring = run.geometry.c4.ring
-        swa = run.full_to_swa[table[max(0, length // 4 * 4 - 4) : length]]
-        rows = swa // PAGE_TOKENS * ring + swa % ring
+        window_slot = run.tables.window_slot[table[max(0, length // 4 * 4 - 4) : length]]
+        rows = window_slot // PAGE_TOKENS * ring + window_slot % ring
         found += [cache.state[rows], cache.index_state[rows]]
     return [t.clone() for t in found]
 

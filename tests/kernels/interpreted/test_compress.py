@@ -39,7 +39,7 @@ def test_verify_rows_equal_single_rows(ratio, width, start):
         plan = alone.plan[one].clone()
         plan[:, 3] = 0
         step = alone._replace(
-            s=alone.s[one], plan=plan, store=alone.store[one], out_loc=alone.out_loc[one]
+            s=alone.s[one], plan=plan, store=alone.store[one], entry=alone.entry[one]
         )
         run_compressor(compress, step)
     assert torch.equal(alone.pool, whole.pool)

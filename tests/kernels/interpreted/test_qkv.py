@@ -37,10 +37,10 @@ def test_kv_norm_rope_store_writes_the_reference_bytes():
     kv = torch.randn(5, 1536, generator=generator).bfloat16()[:, 1024:]
     kv[3] *= 1e-6  # amax below the floor of the scale
     w = (torch.rand(512, generator=generator) + 0.5).bfloat16()
-    pos, loc = torch.tensor([3, 0, 63, 9, 9]), torch.tensor([7, -1, 2, 0, 11]).int()
+    pos, slot = torch.tensor([3, 0, 63, 9, 9]), torch.tensor([7, -1, 2, 0, 11]).int()
     got, want = (torch.full((4, page_stride(3)), 255, dtype=torch.uint8) for _ in range(2))
-    kv_norm_rope_store(kv, w, rope_table(), pos, loc, got, 3, EPS)
-    reference.kv_norm_rope_store(kv, w, rope_table(), pos, loc, want, 3, EPS)
+    kv_norm_rope_store(kv, w, rope_table(), pos, slot, got, 3, EPS)
+    reference.kv_norm_rope_store(kv, w, rope_table(), pos, slot, want, 3, EPS)
     assert_pool_close(got, want, 3)
 
 
@@ -48,10 +48,10 @@ def test_one_launch_equals_two():
     generator = torch.Generator().manual_seed(3)
     q, pos = heads(4)
     kv = torch.randn(3, 512, generator=generator).bfloat16()
-    w, loc = torch.rand(512, generator=generator).bfloat16(), torch.tensor([5, -1, 0]).int()
+    w, slot = torch.rand(512, generator=generator).bfloat16(), torch.tensor([5, -1, 0]).int()
     one, two = (torch.full((2, page_stride(3)), 255, dtype=torch.uint8) for _ in range(2))
-    got = q_kv_prepare(q, kv, w, rope_table(), pos, loc, one, 3, EPS)
-    kv_norm_rope_store(kv, w, rope_table(), pos, loc, two, 3, EPS)
+    got = q_kv_prepare(q, kv, w, rope_table(), pos, slot, one, 3, EPS)
+    kv_norm_rope_store(kv, w, rope_table(), pos, slot, two, 3, EPS)
     assert torch.equal(got, q_norm_rope(q, rope_table(), pos, EPS))
     assert torch.equal(one, two)
 

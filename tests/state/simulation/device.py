@@ -41,8 +41,8 @@ class Launch(NamedTuple):
     rows: list[Row]
     store_all: bool
     padding: int  # padded requests and rows added on top
-    req_to_token: Tensor  # tables as they were when launched
-    full_to_swa: Tensor
+    token_table: Tensor  # tables as they were when launched
+    window_table: Tensor
     epoch: dict[int, int]  # window page -> owner's epoch
     published: frozenset[int]  # window pages of the prefix tree
     first_use: frozenset[int]  # window pages allocated, not loaded, since the last launch
@@ -158,7 +158,7 @@ class Device:
                 torch.tensor(lengths + [0] * pad),
                 sum(lengths) + pad,
             ),
-            Tables(launch.req_to_token, launch.full_to_swa),
+            Tables(launch.token_table, launch.window_table),
             Bounds(128, MAX_PAGES, MAX_PAGES * 2),
             Rings(self.geometry.c4.ring, self.geometry.c128.ring),
             store_all=launch.store_all,
@@ -175,16 +175,16 @@ class Device:
         c128_pos = meta.pos[:, None] - torch.arange(127, -1, -1)
         c128_rows = torch.where((c128_pos >= 0) & (base >= 0), base + c128_pos % ring, -1)
         sign = torch.tensor([-1.0] * 4 + [1.0] * 4)
-        for kind, rows, loc, signs in (
+        for kind, rows, entry_slot, signs in (
             ("c4", c4_rows, meta.c4_entry, sign),
             ("idx", c4_rows, meta.c4_entry, sign),
             ("c128", c128_rows, meta.c128_entry, torch.ones(128)),
         ):
-            closing = (loc >= 0).nonzero().flatten()
+            closing = (entry_slot >= 0).nonzero().flatten()
             if len(closing):
                 in_req = meta.row_in_req[closing]
                 entry = self._form(kind, batch, closing, rows[closing], in_req, signs)
-                self.entries[kind][:, loc[closing].long()] = entry
+                self.entries[kind][:, entry_slot[closing].long()] = entry
         for kind, store in (
             ("c4", meta.c4_store),
             ("idx", meta.c4_store),
@@ -230,8 +230,8 @@ class Device:
             ("idx", c4_entries, 4),
             ("c128", c128_entries, 128),
         ):
-            loc = self._entry_slots(meta, i, end // ratio, 256 // ratio)
-            got = self.entries[kind][:, loc].numpy()
+            entry_slot = self._entry_slots(meta, i, end // ratio, 256 // ratio)
+            got = self.entries[kind][:, entry_slot].numpy()
             terms = make(values)
             for layer in range(LAYERS):
                 want = salted(terms, layer + SALT[kind])
@@ -268,8 +268,8 @@ class Device:
         rows = row.slot * ring + pos % ring
         self._require_rows("c128", rows, values[open_c128:], row)
         pos = torch.arange(open_c4, end)
-        full = launch.req_to_token[row.slot, pos].long()
-        window_slot, ring = launch.full_to_swa[full], self.state.geometry.c4.ring
+        full = launch.token_table[row.slot, pos].long()
+        window_slot, ring = launch.window_table[full], self.state.geometry.c4.ring
         rows = window_slot // PAGE * ring + window_slot % ring
         self._require_rows("c4", rows, values[open_c4:], row)
         self._require_rows("idx", rows, values[open_c4:], row)
@@ -372,12 +372,12 @@ class Device:
 
 
 def narrow_geometry(
-    *, slots: int, swa_pages: int, verify_width: int = 6, c4: int = 16, c128: int = 136
+    *, slots: int, window_pages: int, verify_width: int = 6, c4: int = 16, c128: int = 136
 ) -> StateGeometry:
     """Real rings with narrow rows: width 4 for C4 and indexer, 2 for C128."""
     return StateGeometry(
         slots=slots,
-        swa_pages=swa_pages,
+        window_pages=window_pages,
         page=PAGE,
         verify_width=verify_width,
         c4=RingSpec(ratio=4, window=8, ring=c4, width=4, layers=LAYERS),

@@ -56,7 +56,7 @@ class StateMachine(RuleBasedStateMachine):
         self.server = Server(
             overlap=self.overlap,
             full_pages=pages + 4,
-            swa_pages=pages,
+            window_pages=pages,
             clears=clears,
             poisoned=poisoned,
             twice=twice,

@@ -51,7 +51,7 @@ class SlotList:
     """A token table and its free slots; reports as the served table does."""
 
     def __init__(self, columns: int, table: SlotTable):
-        self.req_to_token = torch.zeros(len(table.generation), columns, dtype=torch.int32)
+        self.token_table = torch.zeros(len(table.generation), columns, dtype=torch.int32)
         self.free_slots = list(range(1, len(table.generation)))
         self.table = table
         table.lists = self

@@ -90,7 +90,7 @@ class Server:
         *,
         slots: int = 4,
         full_pages: int = 16,
-        swa_pages: int = 12,
+        window_pages: int = 12,
         overlap: bool = False,
         clears: frozenset[str] = ALL_CLEARS,
         poisoned: bool = False,
@@ -105,7 +105,7 @@ class Server:
         self.faults = faults or Faults()
         self.checks = Checks(ignored)
         self.stream = Stream(overlap)
-        sizes = narrow_geometry(slots=slots, swa_pages=swa_pages, **rings)
+        sizes = narrow_geometry(slots=slots, window_pages=window_pages, **rings)
         # Tags follow the plan at launch, which this overlap model does not know yet.
         self.state = StateLifecycle(sizes, "cpu", debug=debug and not overlap)
         if self.faults.keep_generation:
@@ -115,8 +115,8 @@ class Server:
         self.slots = SlotList(COLUMNS, self.state.slots)
         if self.faults.forget_flush:
             self.state.pages.reset = lambda: None
-        self.full, self.swa = PageList(full_pages), PageList(swa_pages, self.state.pages)
-        self.full_to_swa = torch.zeros((full_pages + 1) * PAGE, dtype=torch.int64)
+        self.full, self.swa = PageList(full_pages), PageList(window_pages, self.state.pages)
+        self.window_table = torch.zeros((full_pages + 1) * PAGE, dtype=torch.int64)
         self.tree = Tree()
         self.device = Device(self.state, full_pages, self.checks, self.faults)
         self.device.expect_empty = clears == ALL_CLEARS and not poisoned
@@ -271,7 +271,7 @@ class Server:
             self.state.slots.generation.zero_()
         self.full.clear()
         self.swa.clear()
-        self.full_to_swa.zero_()
+        self.window_table.zero_()
         grown = bool((self.state.slots.generation[1:] == before[1:] + 1).all())
         self.checks.require(
             "generation_monotonic", grown, "a flush must count a generation for every slot"
@@ -428,8 +428,8 @@ class Server:
             ],
             store_all=verify,
             padding=self.padding,
-            req_to_token=self.slots.req_to_token.clone(),
-            full_to_swa=self.full_to_swa.clone(),
+            token_table=self.slots.token_table.clone(),
+            window_table=self.window_table.clone(),
             epoch=dict(self.epoch),
             published=frozenset(n.swa for n in self.tree.nodes() if n.swa is not None),
             first_use=frozenset(self.first_use),
@@ -594,10 +594,10 @@ class Server:
 
     def _map(self, full: int, swa: int | None) -> None:
         slots = torch.arange(PAGE) + (swa * PAGE if swa else 0)
-        self.full_to_swa[full * PAGE : (full + 1) * PAGE] = slots if swa else 0
+        self.window_table[full * PAGE : (full + 1) * PAGE] = slots if swa else 0
 
     def _point(self, request: Request, k: int, full: int) -> None:
-        table = self.slots.req_to_token[request.slot]
+        table = self.slots.token_table[request.slot]
         table[k * PAGE : (k + 1) * PAGE] = torch.arange(full * PAGE, (full + 1) * PAGE)
 
     def _page_values(self, request: Request, k: int) -> list[int]:
