@@ -16,7 +16,15 @@ from dspark.bench.table import counted
 from dspark.bench.tune import moe as moe_inputs
 from dspark.bench.tune.fp8_linear import random_weight
 from dspark.bench.tune.op import seeded
-from dspark.kernels.hyper import HyperSite, mhc_head, mhc_post, mhc_post_pre, mhc_pre, prepare_hyper
+from dspark.kernels.hyper import (
+    HyperNumbers,
+    HyperSite,
+    mhc_head,
+    mhc_post,
+    mhc_post_pre,
+    mhc_pre,
+    prepare_hyper,
+)
 from dspark.kernels.linear import (
     bf16_linear,
     bf16_linear_parts,
@@ -104,10 +112,10 @@ def hyper_ops(rows: int, device: torch.device = CUDA) -> Iterator[StepOp]:
     """Two sites a layer: every site but the last spreads its output and mixes the next input."""
     random = seeded(device, 3)
     norm = torch.ones(HIDDEN, device=device).bfloat16()
-    shared = {"eps_norm": EPS, "eps_hc": EPS}
+    shared = {"numbers": HyperNumbers(EPS, EPS, SINKHORN)}
     scale = torch.rand(3, device=device, generator=random)
     base = torch.randn(24, device=device, generator=random)
-    mix = {**shared, "norm_w": norm, "iters": SINKHORN}
+    mix = {**shared, "norm_w": norm}
     streams_bytes, fn_bytes = rows * 4 * HIDDEN * 2, 24 * 4 * HIDDEN * 4
     mixed = fn_bytes + streams_bytes
     spread = 2 * streams_bytes + rows * HIDDEN * 2

@@ -11,7 +11,14 @@ from typing import NamedTuple
 import torch
 
 from dspark.kernels.collective import tp_sum
-from dspark.kernels.hyper import HyperSite, mhc_head, mhc_post, mhc_post_pre, mhc_pre
+from dspark.kernels.hyper import (
+    HyperNumbers,
+    HyperSite,
+    mhc_head,
+    mhc_post,
+    mhc_post_pre,
+    mhc_pre,
+)
 from dspark.target.config import ModelConfig
 from dspark.target.moe import moe
 from dspark.target.weights import BlockWeights
@@ -45,26 +52,24 @@ def through_sites(
         group: tensor-parallel process group, or None on one rank.
     """
 
-    def mixing(site: Site):
-        return (
-            site.mix,
-            site.norm,
-            config.rms_norm_eps,
-            config.hc_eps,
-            config.hc_sinkhorn_iters,
-        )
-
+    numbers = hyper_numbers(config)
     streams = embedded.unsqueeze(1).repeat(1, 4, 1)
-    pre = mhc_pre(streams, *mixing(sites[0]))
+    pre = mhc_pre(streams, sites[0].mix, sites[0].norm, numbers)
     for site, following in zip(sites, [*sites[1:], None], strict=True):
         out = tp_sum(site.sublayer(pre.y), group)
         if following is None:
             streams = mhc_post(out, streams, pre.post, pre.comb)
         else:
-            streams, pre = mhc_post_pre(out, streams, pre.post, pre.comb, *mixing(following))
+            streams, pre = mhc_post_pre(
+                out, streams, pre.post, pre.comb, following.mix, following.norm, numbers
+            )
         yield streams
 
 
 def collapse_streams(streams: torch.Tensor, head: HyperSite, config: ModelConfig) -> torch.Tensor:
     """[T, 4, hidden] -> [T, hidden], before the final norm."""
-    return mhc_head(streams, head, config.rms_norm_eps, config.hc_eps)
+    return mhc_head(streams, head, hyper_numbers(config))
+
+
+def hyper_numbers(config: ModelConfig) -> HyperNumbers:
+    return HyperNumbers(config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters)

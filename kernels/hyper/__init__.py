@@ -10,9 +10,10 @@ from torch import Tensor
 from dspark.kernels.common.dispatch import op
 from dspark.kernels.hyper import reference
 from dspark.kernels.hyper.reference import STREAMS
-from dspark.kernels.hyper.types import HyperSite, HyperWeight, MhcPre
+from dspark.kernels.hyper.types import HyperNumbers, HyperSite, HyperWeight, MhcPre
 
 __all__ = [
+    "HyperNumbers",
     "HyperSite",
     "HyperWeight",
     "MhcPre",

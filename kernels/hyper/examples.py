@@ -3,10 +3,11 @@
 import torch
 
 from dspark.kernels.hyper import kernel
-from dspark.kernels.hyper.types import HyperSite, HyperWeight
+from dspark.kernels.hyper.types import HyperNumbers, HyperSite, HyperWeight
 from dspark.kernels.tooling.entries import Example, meta
 
-FEW, MANY, HIDDEN, EPS, ITERATIONS = 3, 67, 4096, 1e-6, 20
+FEW, MANY, HIDDEN = 3, 67, 4096
+NUMBERS = HyperNumbers(1e-6, 1e-6, 20)
 
 
 def _streams(rows: int) -> torch.Tensor:
@@ -29,8 +30,8 @@ def _site(outputs: int, scales: int) -> HyperSite:
 
 
 def _mixing() -> tuple:
-    """site, norm_w, eps_norm, eps_hc, iters."""
-    return _site(24, 3), meta(torch.bfloat16, HIDDEN), EPS, EPS, ITERATIONS
+    """site, norm_w, numbers."""
+    return _site(24, 3), meta(torch.bfloat16, HIDDEN), NUMBERS
 
 
 def _pre(rows: int = FEW) -> None:
@@ -42,7 +43,7 @@ def _post_pre(rows: int = FEW) -> None:
 
 
 def _head(rows: int = FEW) -> None:
-    kernel.mhc_head(_streams(rows), _site(4, 1), EPS, EPS)
+    kernel.mhc_head(_streams(rows), _site(4, 1), NUMBERS)
 
 
 EXAMPLES = [

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dspark.kernels.common.launch_table import LaunchConfig
 from dspark.kernels.hyper.reference import STREAMS
-from dspark.kernels.hyper.types import HyperSite, MhcPre
+from dspark.kernels.hyper.types import HyperNumbers, HyperSite, MhcPre
 
 LAUNCH = {
     "project.decode": LaunchConfig(4, 1, {"BM": 2}),
@@ -201,16 +201,16 @@ def _mean(x, out, hidden, BLOCK: tl.constexpr):
     tl.store(out + row * hidden + n, (total * 0.25).to(out.dtype.element_ty), mask=inside)
 
 
-def mhc_pre(x, site, norm_w, eps_norm, eps_hc, iters):
-    return _run_site(x, None, site, norm_w, eps_norm, eps_hc, iters)[1]
+def mhc_pre(x, site, norm_w, numbers):
+    return _run_site(x, None, site, norm_w, numbers)[1]
 
 
-def mhc_post_pre(f, x, post, comb, site, norm_w, eps_norm, eps_hc, iters):
-    return _run_site(x, PutBack(f, post, comb), site, norm_w, eps_norm, eps_hc, iters)
+def mhc_post_pre(f, x, post, comb, site, norm_w, numbers):
+    return _run_site(x, PutBack(f, post, comb), site, norm_w, numbers)
 
 
-def mhc_head(x, site, eps_norm, eps_hc):
-    return _run_site(x, None, site, None, eps_norm, eps_hc, 0)[1].y
+def mhc_head(x, site, numbers):
+    return _run_site(x, None, site, None, numbers._replace(iters=0))[1].y
 
 
 class PutBack(NamedTuple):
@@ -226,9 +226,7 @@ def _run_site(
     back: PutBack | None,
     site: HyperSite,
     norm_w: Tensor | None,
-    eps_norm: float,
-    eps_hc: float,
-    iters: int,
+    numbers: HyperNumbers,
 ) -> tuple[Tensor, MhcPre]:
     """Streams (after writing `back` into them, if given) and MhcPre of a site or of the head."""
     rows, _, hidden = x.shape
@@ -277,9 +275,7 @@ def _run_site(
         rows,
         hidden,
         splits,
-        eps_norm,
-        eps_hc,
-        iters,
+        *numbers,
         WIDTH=PARTIAL_WIDTH,
         SPLITS=triton.next_power_of_2(splits),
         BLOCK=triton.next_power_of_2(hidden),

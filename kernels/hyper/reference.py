@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from dspark.kernels.common.row_chunks import over_rows
-from dspark.kernels.hyper.types import HyperSite, MhcPre
+from dspark.kernels.hyper.types import HyperNumbers, HyperSite, MhcPre
 
 STREAMS = 4
 ROW_CHUNK = 128  # rows of 4 streams per fp64 temporary in prefill
@@ -18,15 +18,13 @@ def mhc_pre(
     x: torch.Tensor,
     site: HyperSite,
     norm_w: torch.Tensor,
-    eps_norm: float,
-    eps_hc: float,
-    iters: int,
+    numbers: HyperNumbers,
 ) -> MhcPre:
     """Mix the streams into the normalised input of a sublayer.
 
-    x: [T, 4, Hd]; norm_w: [Hd]. `iters` Sinkhorn iterations (hc_sinkhorn_iters). Raises ValueError
-    when the shapes disagree.
+    x: [T, 4, Hd]; norm_w: [Hd]. Raises ValueError when the shapes disagree.
     """
+    eps_norm, eps_hc, iters = numbers
     scales = site.scale.double()[SCALE_OF_OUTPUT]
     bias, norm = site.base.double(), norm_w.double()
 
@@ -66,9 +64,7 @@ def mhc_post_pre(
     comb: torch.Tensor,
     site: HyperSite,
     norm_w: torch.Tensor,
-    eps_norm: float,
-    eps_hc: float,
-    iters: int,
+    numbers: HyperNumbers,
 ) -> tuple[torch.Tensor, MhcPre]:
     """mhc_post of one site and mhc_pre of the next in two launches instead of three.
 
@@ -76,20 +72,16 @@ def mhc_post_pre(
     them. Raises ValueError when the shapes disagree.
     """
     streams = mhc_post(f, x, post, comb)
-    return streams, mhc_pre(streams, site, norm_w, eps_norm, eps_hc, iters)
+    return streams, mhc_pre(streams, site, norm_w, numbers)
 
 
-def mhc_head(
-    x: torch.Tensor,
-    site: HyperSite,
-    eps_norm: float,
-    eps_hc: float,
-) -> torch.Tensor:
+def mhc_head(x: torch.Tensor, site: HyperSite, numbers: HyperNumbers) -> torch.Tensor:
     """Collapse the streams after the last layer.
 
-    x: [T, 4, Hd]. Returns [T, Hd] in x's dtype, not
-    yet normalised. Raises ValueError when the shapes disagree.
+    x: [T, 4, Hd]. Returns [T, Hd] in x's dtype, not yet normalised. Raises ValueError when the
+    shapes disagree.
     """
+    eps_norm, eps_hc, _ = numbers
 
     def head(rows):
         streams = rows.double()

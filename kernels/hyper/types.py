@@ -1,4 +1,4 @@
-"""Weights of a hyper-connection site, and what a site returns."""
+"""Weights and constants of a hyper-connection site, and what a site returns."""
 
 from typing import NamedTuple
 
@@ -18,6 +18,14 @@ class HyperSite(NamedTuple):
     fn: HyperWeight
     scale: torch.Tensor  # f32 [3] of pre, post and comb; [1] for the head
     base: torch.Tensor  # f32 [24]: 4 pre, 4 post, 16 comb, row major; [4] for the head
+
+
+class HyperNumbers(NamedTuple):
+    """Constants that all sites of a model share."""
+
+    eps_norm: float  # of the norms before the mixing and before the sublayer
+    eps_hc: float  # added to the weights of the mix and to the Sinkhorn sums (hc_eps)
+    iters: int  # Sinkhorn iterations (hc_sinkhorn_iters)
 
 
 class MhcPre(NamedTuple):

@@ -5,6 +5,7 @@ import torch
 from weight_cases import assert_rows_invariant, generator, hyper_site, random_rows, random_streams
 
 from dspark.kernels.hyper import (
+    HyperNumbers,
     HyperSite,
     mhc_head,
     mhc_post,
@@ -15,7 +16,7 @@ from dspark.kernels.hyper import (
 )
 from dspark.kernels.hyper.reference import sinkhorn
 
-EPS_NORM, EPS_HC, ITERS = 1e-6, 1e-6, 20
+NUMBERS = EPS_NORM, EPS_HC, ITERS = HyperNumbers(1e-6, 1e-6, 20)
 
 
 def literal_sinkhorn(logits, eps, iters):
@@ -59,7 +60,7 @@ def test_sinkhorn_ends_on_columns():
 def test_pre_matches_the_formula_in_oracle_mode():
     x, (w, scale, base) = random_streams(5, 64, dtype=torch.float32), hyper_site(64)
     norm_w = torch.rand(64, generator=generator(3)) + 0.5
-    got = mhc_pre(x, HyperSite(w, scale, base), norm_w, EPS_NORM, EPS_HC, ITERS)
+    got = mhc_pre(x, HyperSite(w, scale, base), norm_w, NUMBERS)
     mix, post, comb = literal_pre(x, w, scale, base)
     want = mix * torch.rsqrt(mix.square().mean(1, keepdim=True) + EPS_NORM) * norm_w.double()
     torch.testing.assert_close(got.y.double(), want, rtol=1e-6, atol=1e-6)
@@ -70,7 +71,7 @@ def test_pre_matches_the_formula_in_oracle_mode():
 def test_pre_normalises_the_rounded_mix_when_served():
     x, (w, scale, base) = random_streams(5, 64), hyper_site(64)
     norm_w = torch.ones(64).bfloat16()
-    got = mhc_pre(x, HyperSite(w, scale, base), norm_w, EPS_NORM, EPS_HC, ITERS)
+    got = mhc_pre(x, HyperSite(w, scale, base), norm_w, NUMBERS)
     mix = literal_pre(x, w, scale, base)[0].bfloat16().double()
     want = mix * torch.rsqrt(mix.square().mean(1, keepdim=True) + EPS_NORM)
     assert torch.equal(got.y, want.bfloat16())
@@ -92,7 +93,7 @@ def test_post_and_next_pre_in_one():
     x, f, (w, scale, base) = random_streams(5, 64), random_rows(5, 64), hyper_site(64)
     g = generator(3)
     post, comb = torch.rand(5, 4, generator=g), torch.rand(5, 4, 4, generator=g)
-    site = (HyperSite(w, scale, base), torch.ones(64), EPS_NORM, EPS_HC, ITERS)
+    site = (HyperSite(w, scale, base), torch.ones(64), NUMBERS)
     streams, pre = mhc_post_pre(f, x, post, comb, *site)
     assert torch.equal(streams, mhc_post(f, x, post, comb))
     assert torch.equal(pre.y, mhc_pre(streams, *site).y)
@@ -111,7 +112,7 @@ def test_head_is_a_sigmoid_weighted_sum():
     z = flat @ w.fn.double().t() * torch.rsqrt(flat.square().mean(1, keepdim=True) + EPS_NORM)
     pre = torch.sigmoid(z * scale.double() + base.double()) + EPS_HC
     want = (pre.unsqueeze(-1) * x.double()).sum(1)
-    got = mhc_head(x, HyperSite(w, scale, base), EPS_NORM, EPS_HC)
+    got = mhc_head(x, HyperSite(w, scale, base), NUMBERS)
     torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-6)
 
 
@@ -132,7 +133,9 @@ def test_agrees_with_hf_deepseek_v4():
         module.scale.copy_(scale)
         x = random_streams(5, 64, dtype=torch.float32)
         post, comb, mix = module(x.unsqueeze(0))
-    got = mhc_pre(x, HyperSite(w, scale, base), torch.ones(64), EPS_NORM, config.hc_eps, ITERS)
+    got = mhc_pre(
+        x, HyperSite(w, scale, base), torch.ones(64), NUMBERS._replace(eps_hc=config.hc_eps)
+    )
     want = mix[0] * torch.rsqrt(mix[0].square().mean(1, keepdim=True) + EPS_NORM)
     torch.testing.assert_close(got.y, want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got.post, post[0].view(5, 4), rtol=1e-5, atol=1e-6)
@@ -144,11 +147,11 @@ def test_rows_are_batch_invariant():
     norm_w = torch.ones(64).bfloat16()
 
     def pre(index):
-        parts = mhc_pre(x[index], HyperSite(w, scale, base), norm_w, EPS_NORM, EPS_HC, ITERS)
+        parts = mhc_pre(x[index], HyperSite(w, scale, base), norm_w, NUMBERS)
         return torch.cat([part.float().flatten(1) for part in parts], 1)
 
     assert_rows_invariant(pre, 48)
-    got = mhc_pre(x, HyperSite(w, scale, base), norm_w, EPS_NORM, EPS_HC, ITERS)
+    got = mhc_pre(x, HyperSite(w, scale, base), norm_w, NUMBERS)
     f = x[:, 2].contiguous()
     assert_rows_invariant(lambda i: mhc_post(f[i], x[i], got.post[i], got.comb[i]), 48)
 
@@ -156,9 +159,9 @@ def test_rows_are_batch_invariant():
 def test_row_chunks_and_nan_do_not_touch_other_rows():
     x, (w, scale, base) = random_streams(130, 64), hyper_site(64)
     norm_w = torch.ones(64).bfloat16()
-    clean = mhc_pre(x, HyperSite(w, scale, base), norm_w, EPS_NORM, EPS_HC, ITERS)
+    clean = mhc_pre(x, HyperSite(w, scale, base), norm_w, NUMBERS)
     x[129, 0, 0] = float("nan")
-    got = mhc_pre(x, HyperSite(w, scale, base), norm_w, EPS_NORM, EPS_HC, ITERS)
+    got = mhc_pre(x, HyperSite(w, scale, base), norm_w, NUMBERS)
     for a, b in zip(clean, got, strict=True):
         assert torch.equal(a[:129], b[:129])
     assert got.y[129].isnan().all()
@@ -166,12 +169,12 @@ def test_row_chunks_and_nan_do_not_touch_other_rows():
 
 def test_no_rows():
     x, (w, scale, base) = random_streams(0, 64), hyper_site(64)
-    got = mhc_pre(x, HyperSite(w, scale, base), torch.ones(64), EPS_NORM, EPS_HC, ITERS)
+    got = mhc_pre(x, HyperSite(w, scale, base), torch.ones(64), NUMBERS)
     assert [tuple(part.shape) for part in got] == [(0, 64), (0, 4), (0, 4, 4)]
     assert mhc_post(x[:, 0], x, got.post, got.comb).shape == (0, 4, 64)
     assert stream_mean(x).shape == (0, 64)
     w4, scale4, base4 = hyper_site(64, outputs=4)
-    assert mhc_head(x, HyperSite(w4, scale4, base4), EPS_NORM, EPS_HC).shape == (0, 64)
+    assert mhc_head(x, HyperSite(w4, scale4, base4), NUMBERS).shape == (0, 64)
 
 
 def test_bad_shapes_are_refused():
@@ -181,9 +184,7 @@ def test_bad_shapes_are_refused():
             random_streams(2, 32),
             HyperSite(w, scale, base),
             torch.ones(32),
-            EPS_NORM,
-            EPS_HC,
-            ITERS,
+            NUMBERS,
         )
     with pytest.raises(ValueError, match="does not fit streams"):
         mhc_post(torch.zeros(2, 8), torch.zeros(2, 4, 16), torch.zeros(2, 4), torch.zeros(2, 4, 4))

@@ -12,6 +12,7 @@ from weight_cases import (
 )
 
 from dspark.kernels.hyper import (
+    HyperNumbers,
     HyperSite,
     mhc_head,
     mhc_post,
@@ -24,7 +25,7 @@ from dspark.kernels.hyper import (
 
 pytestmark = pytest.mark.gpu
 
-EPS, ITERS, HIDDEN = 1e-6, 20, 4096
+NUMBERS, HIDDEN = HyperNumbers(1e-6, 1e-6, 20), 4096
 
 
 class Site:
@@ -40,8 +41,8 @@ class Site:
 def test_pre(device, rows):
     site, x = Site(device), random_streams(rows, HIDDEN)
     norm_w = random_rows(HIDDEN, seed=5)
-    got = mhc_pre(x.to(device), site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
-    want = reference.mhc_pre(x, site.on_cpu, norm_w, EPS, EPS, ITERS)
+    got = mhc_pre(x.to(device), site.on_gpu, norm_w.to(device), NUMBERS)
+    want = reference.mhc_pre(x, site.on_cpu, norm_w, NUMBERS)
     assert_close(got.post, want.post, 2e-6)
     assert_close(got.comb, want.comb, 2e-6)
     assert_close(got.y, want.y)
@@ -54,9 +55,9 @@ def test_post_and_next_pre_in_one(device, rows):
     g = generator(3)
     post, comb = torch.rand(rows, 4, generator=g), torch.rand(rows, 4, 4, generator=g)
     parts = [t.to(device) for t in (f, x, post, comb)]
-    streams, pre = mhc_post_pre(*parts, site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
+    streams, pre = mhc_post_pre(*parts, site.on_gpu, norm_w.to(device), NUMBERS)
     assert_close(streams, reference.mhc_post(f, x, post, comb))
-    want = mhc_pre(streams, site.on_gpu, norm_w.to(device), EPS, EPS, ITERS)
+    want = mhc_pre(streams, site.on_gpu, norm_w.to(device), NUMBERS)
     for a, b in zip(pre, want, strict=True):
         assert torch.equal(a, b)
 
@@ -69,8 +70,8 @@ def test_post_head_and_mean(device, rows):
     got = mhc_post(*(t.to(device) for t in (f, x, post, comb)))
     assert_close(got, reference.mhc_post(f, x, post, comb))
     site = Site(device, outputs=4)
-    got = mhc_head(x.to(device), site.on_gpu, EPS, EPS)
-    assert_close(got, reference.mhc_head(x, site.on_cpu, EPS, EPS))
+    got = mhc_head(x.to(device), site.on_gpu, NUMBERS)
+    assert_close(got, reference.mhc_head(x, site.on_cpu, NUMBERS))
     assert torch.equal(stream_mean(x.to(device)).cpu(), reference.stream_mean(x))
 
 
@@ -81,9 +82,9 @@ def test_rows_do_not_depend_on_their_batch(device):
 
     def run(index):
         rows = x[index.to(device)]
-        pre = mhc_pre(rows, site.on_gpu, norm_w, EPS, EPS, ITERS)
+        pre = mhc_pre(rows, site.on_gpu, norm_w, NUMBERS)
         back = (f[index.to(device)], rows, pre.post, pre.comb)
-        after, second = mhc_post_pre(*back, site.on_gpu, norm_w, EPS, EPS, ITERS)
+        after, second = mhc_post_pre(*back, site.on_gpu, norm_w, NUMBERS)
         parts = (*pre, *second, after, mhc_post(*back))
         return torch.cat([part.float().flatten(1) for part in parts], 1).cpu()
 
@@ -102,10 +103,8 @@ def test_rows_do_not_depend_on_their_place_in_a_tile(device, hidden):
 
     def run(first, last):
         rows = x[first:last]
-        pre = mhc_pre(rows, site, norm_w, EPS, EPS, ITERS)
-        after, _ = mhc_post_pre(
-            f[first:last], rows, pre.post, pre.comb, site, norm_w, EPS, EPS, ITERS
-        )
+        pre = mhc_pre(rows, site, norm_w, NUMBERS)
+        after, _ = mhc_post_pre(f[first:last], rows, pre.post, pre.comb, site, norm_w, NUMBERS)
         return after, *pre
 
     whole = run(0, 1640)
@@ -117,9 +116,9 @@ def test_rows_do_not_depend_on_their_place_in_a_tile(device, hidden):
 def test_nan_stays_in_its_row(device):
     site, x = Site(device), random_streams(6, HIDDEN).to(device)
     norm_w = torch.ones(HIDDEN, dtype=torch.bfloat16, device=device)
-    clean = mhc_pre(x, site.on_gpu, norm_w, EPS, EPS, ITERS)
+    clean = mhc_pre(x, site.on_gpu, norm_w, NUMBERS)
     x[2, 1, 9] = float("nan")
-    got = mhc_pre(x, site.on_gpu, norm_w, EPS, EPS, ITERS)
+    got = mhc_pre(x, site.on_gpu, norm_w, NUMBERS)
     keep = torch.arange(6) != 2
     for a, b in zip(got, clean, strict=True):
         assert torch.equal(a[keep], b[keep])

@@ -4,17 +4,17 @@ import pytest
 import torch
 from weight_cases import generator, hyper_site, random_streams
 
-from dspark.kernels.hyper import HyperSite, kernel, reference
+from dspark.kernels.hyper import HyperNumbers, HyperSite, kernel, reference
 
-EPS, ITERS = 1e-6, 20
+NUMBERS = HyperNumbers(1e-6, 1e-6, 20)
 
 
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 128), (5, 96)])
 def test_pre(rows, hidden):
     x, (w, scale, base) = random_streams(rows, hidden), hyper_site(hidden)
     norm_w = torch.rand(hidden, generator=generator(3)).add(0.5).bfloat16()
-    got = kernel.mhc_pre(x, HyperSite(w, scale, base), norm_w, EPS, EPS, ITERS)
-    want = reference.mhc_pre(x, HyperSite(w, scale, base), norm_w, EPS, EPS, ITERS)
+    got = kernel.mhc_pre(x, HyperSite(w, scale, base), norm_w, NUMBERS)
+    want = reference.mhc_pre(x, HyperSite(w, scale, base), norm_w, NUMBERS)
     torch.testing.assert_close(got.post, want.post, rtol=5e-6, atol=1e-6)
     torch.testing.assert_close(got.comb, want.comb, rtol=5e-6, atol=1e-6)
     torch.testing.assert_close(got.y, want.y, rtol=2**-7, atol=1e-3)
@@ -33,7 +33,7 @@ def test_post_and_next_pre_in_one():
     w, scale, base = hyper_site(96)
     g = generator(3)
     post, comb = torch.rand(5, 4, generator=g), torch.rand(5, 4, 4, generator=g)
-    site = (HyperSite(w, scale, base), torch.ones(96).bfloat16(), EPS, EPS, ITERS)
+    site = (HyperSite(w, scale, base), torch.ones(96).bfloat16(), NUMBERS)
     streams, pre = kernel.mhc_post_pre(f, x, post, comb, *site)
     assert torch.equal(streams, kernel.mhc_post(f, x, post, comb))
     for got, want in zip(pre, kernel.mhc_pre(streams, *site), strict=True):
@@ -42,8 +42,8 @@ def test_post_and_next_pre_in_one():
 
 def test_head_and_mean():
     x, (w, scale, base) = random_streams(3, 128), hyper_site(128, outputs=4)
-    got = kernel.mhc_head(x, HyperSite(w, scale, base), EPS, EPS)
-    want = reference.mhc_head(x, HyperSite(w, scale, base), EPS, EPS)
+    got = kernel.mhc_head(x, HyperSite(w, scale, base), NUMBERS)
+    want = reference.mhc_head(x, HyperSite(w, scale, base), NUMBERS)
     torch.testing.assert_close(got, want, rtol=2**-7, atol=1e-3)
     assert torch.equal(kernel.stream_mean(x), reference.stream_mean(x))
 
@@ -51,8 +51,8 @@ def test_head_and_mean():
 def test_rows_do_not_depend_on_their_batch():
     x, (w, scale, base) = random_streams(5, 128), hyper_site(128)
     norm_w = torch.ones(128).bfloat16()
-    whole = kernel.mhc_pre(x, HyperSite(w, scale, base), norm_w, EPS, EPS, ITERS)
-    alone = kernel.mhc_pre(x[3:4], HyperSite(w, scale, base), norm_w, EPS, EPS, ITERS)
+    whole = kernel.mhc_pre(x, HyperSite(w, scale, base), norm_w, NUMBERS)
+    alone = kernel.mhc_pre(x[3:4], HyperSite(w, scale, base), norm_w, NUMBERS)
     for a, b in zip(alone, whole, strict=True):
         assert torch.equal(a, b[3:4])
 
@@ -60,9 +60,9 @@ def test_rows_do_not_depend_on_their_batch():
 def test_nan_stays_in_its_row():
     x, (w, scale, base) = random_streams(3, 128), hyper_site(128)
     norm_w = torch.ones(128).bfloat16()
-    clean = kernel.mhc_pre(x, HyperSite(w, scale, base), norm_w, EPS, EPS, ITERS)
+    clean = kernel.mhc_pre(x, HyperSite(w, scale, base), norm_w, NUMBERS)
     x[1, 2, 3] = float("nan")
-    got = kernel.mhc_pre(x, HyperSite(w, scale, base), norm_w, EPS, EPS, ITERS)
+    got = kernel.mhc_pre(x, HyperSite(w, scale, base), norm_w, NUMBERS)
     for a, b in zip(got, clean, strict=True):
         assert torch.equal(a[[0, 2]], b[[0, 2]])
     assert got.y[1].isnan().all()
@@ -70,7 +70,7 @@ def test_nan_stays_in_its_row():
 
 def test_no_rows():
     x, (w, scale, base) = random_streams(0, 128), hyper_site(128)
-    got = kernel.mhc_pre(x, HyperSite(w, scale, base), torch.ones(128), EPS, EPS, ITERS)
+    got = kernel.mhc_pre(x, HyperSite(w, scale, base), torch.ones(128), NUMBERS)
     assert got.comb.shape == (0, 4, 4)
     assert kernel.mhc_post(x[:, 0], x, got.post, got.comb).shape == (0, 4, 128)
     assert kernel.stream_mean(x).shape == (0, 128)
