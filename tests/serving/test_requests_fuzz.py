@@ -16,7 +16,7 @@ from serving.test_target_only import wait_idle
 
 CONTROL = prompt(30, seed=99)
 DURING, AFTER = 16, 4  # tokens of the control requests
-MOST, ROUNDS = 8, 27  # requests of a round, at least half as many
+MOST, ROUNDS = 8, 30  # requests of a round, at least half as many
 DEEP_MOST, DEEP_ROUNDS, PIECES = 24, 30, 10
 
 

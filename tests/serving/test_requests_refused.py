@@ -69,6 +69,7 @@ REFUSED = [
     *BEFORE_START,
     (native(custom_logit_processor="x"), "custom"),  # one of the servers takes none at all
     (native(rid=["a"]), "rid"),
+    (native(input_ids=[[5], [6]], multi_item_delimiter_indices=[[1]]), "multi_item"),
     (native(sampling_params=[{}]), "sampling_params"),
     (native(text="a"), "text and input_ids"),
     (chat(seed=2**63), "seed"),
@@ -88,6 +89,7 @@ REFUSED = [
     (talk("assistant", continue_final_message=True), "messages"),
     (Sent("/v1/chat/completions", [1]), "JSON object"),
     (Sent("/v1/completions", {"prompt": "a", "n": 0}), "n must"),
+    (Sent("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 0}), "logprobs"),
     (Sent("/v1/completions", {"prompt": [[1], []]}), "prompt[1]"),
     (Sent("/v1/detokenize", {"tokens": [-1]}), "tokens[0]"),
     (Sent("/v1/messages", {"messages": [{"role": "user"}], "max_tokens": 4}), "content"),

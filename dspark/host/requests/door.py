@@ -5,7 +5,7 @@ from typing import Any
 
 from dspark.host.requests import conversation
 from dspark.host.requests.rules import Model, Outside, one_or_many, record, some_text
-from dspark.host.requests.table import ENDPOINTS, GENERATE, PER_PROMPT
+from dspark.host.requests.table import ENDPOINTS, GENERATE, PER_PROMPT, UNSERVED
 
 # SGLang's own health checks come this way; nobody else may use their ids.
 check_fields = record(GENERATE | {"rid": one_or_many(some_text)})
@@ -48,6 +48,9 @@ def check_generate(request, model: Model) -> None:
     if chosen and isinstance(chosen[0], list):
         check_length("token_ids_logprob", chosen, prompts)
     request.sampling_params = without_null_n(request.sampling_params)
+    for name in UNSERVED:
+        if fields[name] in ([], {}):
+            setattr(request, name, None)
 
 
 def count_prompts(fields: dict[str, Any]) -> int | None:

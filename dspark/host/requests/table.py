@@ -132,6 +132,8 @@ NO_MEDIA = unserved("the model reads text")
 NO_LORA = unserved("there are no LoRA adapters")
 NO_SPLIT = unserved("prompts and answers are computed by one server")
 NO_EXPERTS = unserved("the choice of experts is not kept")
+NO_VECTORS = unserved("a prompt is text or token ids")
+NO_ITEMS = unserved("every item to score is a prompt of its own")
 ONE_SERVER: dict[str, Rule] = {
     "routed_dp_rank": integer(0, 0),
     "disagg_prefill_dp_rank": integer(0, 0),
@@ -198,9 +200,9 @@ GENERATE = SHARED | {
     "return_prompt_token_ids": flag,
     "external_trace_header": record({}),
     "received_time": number(0, 1e18),
-    "input_embeds": unserved("a prompt is text or token ids"),
-    "positional_embed_overrides": unserved("a prompt is text or token ids"),
-    "multi_item_delimiter_indices": anything,
+    "input_embeds": NO_VECTORS,
+    "positional_embed_overrides": NO_VECTORS,
+    "multi_item_delimiter_indices": NO_ITEMS,
     "lora_id": NO_LORA,
     "return_indexer_topk": NO_EXPERTS,
     "bootstrap_pair_key": NO_SPLIT,
@@ -215,12 +217,19 @@ GENERATE = SHARED | {
     "audio_data": NO_MEDIA,
     "mm_hashes": NO_MEDIA,
     "use_audio_in_video": NO_MEDIA,
-    "modalities": anything,  # SGLang writes an empty list for chats
+    "modalities": NO_MEDIA,  # SGLang writes an empty list for chats
     "max_dynamic_patch": NO_MEDIA,
     "min_dynamic_patch": NO_MEDIA,
     "image_max_dynamic_patch": NO_MEDIA,
     "video_max_dynamic_patch": NO_MEDIA,
 }
+
+# SGLang looks for an item of each prompt also in a list that is empty.
+UNSERVED = tuple(
+    name
+    for name, rule in GENERATE.items()
+    if rule in (NO_MEDIA, NO_LORA, NO_SPLIT, NO_EXPERTS, NO_VECTORS, NO_ITEMS)
+)
 
 
 def texts_or_tokens(value: Any, name: str, model: Model) -> None:
@@ -282,6 +291,15 @@ COMPLETION = OPENAI | {
     "json_schema": grammar,
     "rid": one_or_many(request_id),
 }
+completion_fields = record(COMPLETION, need=("prompt",))
+
+
+def completion(value: Any, name: str, model: Model) -> None:
+    completion_fields(value, name, model)
+    if value.get("echo") and value.get("logprobs") == 0:  # SGLang looks for the others all the same
+        raise Outside("logprobs must be at least 1 where the prompt is echoed.")
+
+
 TOOLS = many(
     record(
         {
@@ -378,9 +396,9 @@ SCORE: dict[str, Rule] = {
     "apply_softmax": flag,
     "item_first": flag,
     "return_pooled_hidden_states": unserved("the model generates text"),
-    "embed_override_token_id": unserved("a prompt is text or token ids"),
-    "query_embed_overrides": unserved("a prompt is text or token ids"),
-    "item_embed_overrides": unserved("a prompt is text or token ids"),
+    "embed_override_token_id": NO_VECTORS,
+    "query_embed_overrides": NO_VECTORS,
+    "item_embed_overrides": NO_VECTORS,
 }
 
 ANTHROPIC_MESSAGES = many(
@@ -488,7 +506,7 @@ SEPARATE = {"text": text, "reasoning_parser": reasoning_parser, "return_blocks":
 ENDPOINTS: dict[str, Rule] = {
     "generate_request": record(GENERATE),
     "vertex_generate": record(VERTEX),
-    "openai_v1_completions": record(COMPLETION, need=("prompt",)),
+    "openai_v1_completions": completion,
     "openai_v1_chat_completions": record(CHAT, need=("messages",)),
     "sagemaker_chat_completions": record(CHAT, need=("messages",)),
     "v1_responses_request": record(RESPONSES, need=("input", "model")),

@@ -306,6 +306,35 @@ def test_a_fault_of_pydantic_names_the_deepest_field():
     )
 
 
+@pytest.mark.parametrize("name", table.UNSERVED)
+def test_nothing_is_looked_for_in_an_empty_list(name):
+    """Failed before for some: the item of the first prompt was taken from the empty list."""
+    request = GenerateReqInput(input_ids=[[5], [6]], sampling_params={"max_new_tokens": 1})
+    setattr(request, name, [])
+    door.check_generate(request, MODEL)
+    request.normalize_batch_and_arguments()
+    assert request[1].input_ids == [6]
+
+
+@pytest.mark.parametrize("name", ["multi_item_delimiter_indices", "modalities"])
+def test_lists_for_other_models_are_refused(name):
+    request = GenerateReqInput(input_ids=[[5], [6]], sampling_params={"max_new_tokens": 1})
+    setattr(request, name, [[1]])
+    with pytest.raises(Outside, match=f"{name} is not served"):
+        door.check_generate(request, MODEL)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_without_other_tokens_to_show(stream):
+    """Failed before: status 500, or a stream that broke off."""
+    body = {"prompt": [5], "echo": True, "logprobs": 0, "stream": stream}
+    assert sentence("openai_v1_completions", body) == (
+        "logprobs must be at least 1 where the prompt is echoed."
+    )
+    for fine in ({"echo": False}, {"logprobs": 1}, {"logprobs": None}):
+        door.check_body("openai_v1_completions", body | fine, MODEL)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
