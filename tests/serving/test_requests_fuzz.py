@@ -49,6 +49,7 @@ def check_round(servers, control, batch) -> None:
 
 def run(servers, control, rounds: int, most: int, number: int) -> None:
     logs_before = [len(server.log()) for server in servers]
+    sizes: list[int] = []  # of the rounds begun
 
     @seed(number)
     @settings(
@@ -60,7 +61,9 @@ def run(servers, control, rounds: int, most: int, number: int) -> None:
     )
     @given(st.lists(sent(), min_size=most // 2, max_size=most))
     def play(batch):
+        sizes.append(len(batch))
         check_round(servers, control, batch)
+        print(f"seed {number}: {sum(sizes)} requests agreed in both modes, {len(sizes)} rounds")
 
     play()
     for server, start in zip(servers, logs_before, strict=True):
