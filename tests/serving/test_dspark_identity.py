@@ -129,7 +129,7 @@ def test_rows_are_left_out_beside_every_kind_of_request(
         "return_logprob": logprobs,
         "top_logprobs_num": 2,
     }
-    ours, theirs = server.request("/generate", body), serving(CHUNKED).request("/generate", body)
+    ours, theirs = server.request("/generate", body), serving(TARGET).request("/generate", body)
     assert [a["output_ids"] for a in ours] == [a["output_ids"] for a in theirs]
     if logprobs:
         for name in ("output_token_logprobs", "output_top_logprobs"):

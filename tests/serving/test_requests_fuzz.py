@@ -16,8 +16,8 @@ from serving.test_target_only import wait_idle
 
 CONTROL = prompt(30, seed=99)
 DURING, AFTER = 16, 4  # tokens of the control requests
-MOST, ROUNDS = 8, 30  # requests of a round, at least half as many
-DEEP_MOST, DEEP_ROUNDS, PIECES = 24, 30, 10
+MOST, ROUNDS = 16, 14  # requests of a round, at least half as many: 171 in all
+DEEP_MOST, DEEP_ROUNDS, PIECES = 24, 31, 10
 
 
 @pytest.fixture(scope="module")
