@@ -58,6 +58,7 @@ HOOKS: dict[str, Callable] = {
         answer_hooks.hold_back_before_half_characters
     ),
     f"{seam.STREAMER}.accept": answer_hooks.send_after_enough_tokens,
+    f"{seam.ENGINE}._launch_detokenizer_subprocesses": answer_hooks.launch_detokenizer,
     f"{seam.CHAT}.__init__": answer_hooks.serve_chat,
     f"{seam.CHAT}._process_tool_call_stream": answer_hooks.finish_tool_calls,
     f"{seam.CHAT}._process_reasoning_stream": answer_hooks.finish_reasoning,

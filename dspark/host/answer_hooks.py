@@ -1,6 +1,25 @@
 """Hooks: how answers are read and sent."""
 
+import functools
+
+from dspark.host import arguments
 from dspark.host.ours import is_ours, manager_is_ours
+
+
+def launch_detokenizer(original, engine, server_args, port_args, run_detokenizer_process_func):
+    """Engine._launch_detokenizer_subprocesses: a process without plugins starts with ours."""
+    if arguments.is_deepseek_v4(server_args):
+        from dspark.host import detokenizer
+
+        run_detokenizer_process_func = functools.partial(
+            detokenizer.run, run_detokenizer_process_func
+        )
+    return original(
+        engine,
+        server_args=server_args,
+        port_args=port_args,
+        run_detokenizer_process_func=run_detokenizer_process_func,
+    )
 
 
 def serve_chat(original, serving, tokenizer_manager, template_manager):

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 from sglang.srt.layers.sampler import SGLANG_RETURN_ORIGINAL_LOGPROB, apply_custom_logit_processor
-from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 from dspark.speculation.penalties import any_penalised
@@ -107,7 +106,7 @@ def adjust(logits: torch.Tensor, info: Any, mask: Any) -> None:
 
 
 def store_logprobs(logits_output, logits: torch.Tensor, tokens: torch.Tensor, batch) -> None:
-    """Store what the requests want to know about `tokens` in SGLang's result, by its formulas.
+    """Store what the requests want to know about `tokens` in SGLang's result.
 
     Args:
         logits: f32 [R * rows, N] adjusted logits, before top-k and the like.
@@ -143,9 +142,12 @@ def store_logprobs_of(
 
 
 def _log_probabilities(logits: torch.Tensor, info, rows: int) -> torch.Tensor:
-    if info.is_all_greedy or SGLANG_RETURN_ORIGINAL_LOGPROB:
+    """f32 [R * rows, N], each row by itself.
+
+    SGLang has another formula for a batch in which any request samples, so that the last bits of a
+    request's values would depend on its neighbours.
+    """
+    if SGLANG_RETURN_ORIGINAL_LOGPROB:
         return torch.log_softmax(logits, -1)
-    scaled = logits / info.temperatures.repeat_interleave(rows, 0)
-    if get_exec().deterministic.enable_deterministic_inference:
-        return torch.log_softmax(scaled, -1)
-    return torch.log(torch.softmax(scaled, -1))
+    temperatures = info.temperatures.repeat_interleave(rows, 0)  # 1 for a greedy request
+    return torch.log_softmax(logits / temperatures, -1)

@@ -23,6 +23,12 @@ SEAMS = (
     Seam("managers.schedule_batch.Req.check_match_stop_str_prefix", Use.HOOK, ("self",)),
     Seam("managers.schedule_batch.Req.tail_str", Use.CALL),
     Seam(f"{STREAMER}.accept", Use.HOOK, ("self", "req")),
+    Seam(
+        f"{ENGINE}._launch_detokenizer_subprocesses",
+        Use.HOOK,
+        ("server_args", "port_args", "run_detokenizer_process_func"),
+    ),
+    Seam("managers.detokenizer_manager.find_printable_text", Use.TABLE, ("text",)),
     Seam(f"{CHAT}.__init__", Use.HOOK, ("self", "tokenizer_manager", "template_manager")),
     Seam(
         f"{CHAT}._process_tool_call_stream",
