@@ -123,8 +123,10 @@ OPTIONS = (
 )
 TITLE = "DSpark"
 NOTE = (
-    "What SGLang has no flag for. Each is also an environment variable: --dspark-verify is "
-    "DSPARK_VERIFY. Where both are given the flag counts."
+    "Drafting is switched on by --speculative-algorithm DSPARK. These flags are what SGLang has "
+    "none for. Each is also an environment variable: --dspark-verify is DSPARK_VERIFY. Where both "
+    "are given the flag counts. Of SGLang's flags below, what DeepSeek-V4 is not served with is "
+    "refused in a sentence before anything loads."
 )
 
 _flags_given: dict[str, str] = {}  # variable: flag, of those that this process has parsed

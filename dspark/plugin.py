@@ -62,6 +62,7 @@ HOOKS: dict[str, Callable] = {
     f"{seam.CHAT}.__init__": answer_hooks.serve_chat,
     f"{seam.CHAT}._process_tool_call_stream": answer_hooks.finish_tool_calls,
     f"{seam.CHAT}._process_reasoning_stream": answer_hooks.finish_reasoning,
+    f"{seam.RESPONSES}.responses_stream_generator_non_harmony": answer_hooks.stream_responses,
     "entrypoints.engine.Engine._launch_scheduler_processes": rank_hooks.watch_ranks,
     "entrypoints.engine._wait_for_scheduler_ready": rank_hooks.blame_before_giving_up,
     f"{seam.SIGNALS}.running_phase_sigquit_handler": rank_hooks.blame_before_ending,

@@ -65,3 +65,16 @@ def send_after_enough_tokens(original, accumulator, *, req):
     from dspark.host import stream_interval
 
     return stream_interval.accept(original, accumulator, req)
+
+
+def stream_responses(
+    original, serving, request, sampling_params, result_generator, *args, **kwargs
+):
+    """OpenAIServingResponses.responses_stream_generator_non_harmony."""
+    manager = serving.tokenizer_manager
+    if manager_is_ours(manager):
+        from dspark.host import parsers
+
+        incremental = manager.server_args.incremental_streaming_output
+        result_generator = parsers.marking_the_last(result_generator, incremental)
+    return original(serving, request, sampling_params, result_generator, *args, **kwargs)

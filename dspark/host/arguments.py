@@ -85,6 +85,19 @@ UNSERVED = (
         ("enable_multi_layer_eagle", "speculative_adaptive", "speculative_token_map"),
         "EAGLE drafting",
     ),
+    Unserved(
+        ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"),
+        "drafts that are accepted against the target's choice",
+    ),
+    Unserved(
+        (
+            "speculative_dspark_sps_table_path",
+            "speculative_dspark_confidence_sts_path",
+            "speculative_dspark_align_verify_tokens_to_graph_tier",
+        ),
+        "SGLang's own choice of what is verified (see --dspark-verify, --dspark-step-cost and "
+        "--dspark-calibration)",
+    ),
     Unserved(("decoupled_spec_role",), "a decoupled draft server"),
     Unserved(("use_ray",), "Ray workers"),
     # SGLang loads no plugin in their processes, so that nobody would check requests there.

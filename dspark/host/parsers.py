@@ -5,7 +5,9 @@ one with other text, and an accepted run of drafts makes such pieces common. Our
 under the same names, in a server of this model only.
 """
 
-from collections.abc import Iterable
+import contextvars
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 from sglang.srt.environ import envs
 from sglang.srt.function_call.core_types import StreamingParseResult as ToolResult
@@ -18,6 +20,9 @@ from sglang.srt.parser.reasoning_parser import StreamingParseResult as Reasoning
 
 from dspark.host.arguments import REASONING_PARSER, TOOL_CALL_PARSER
 from dspark.host.markup import END_THINK, Call, ReasoningReader, ToolCallReader, merged
+
+# Whether the piece that is read is the last of its answer, where nobody calls `finish`.
+last_piece = contextvars.ContextVar("last_piece", default=False)
 
 
 def install() -> None:
@@ -44,6 +49,9 @@ class SplitReasoning(ReasoningDetector):
         thought = self.reader.read(new_text)
         self._in_reasoning = self.reader.inside
         self.unsent += thought.reasoning
+        if last_piece.get():
+            end = self.finish()
+            return ReasoningResult(thought.text + end.normal_text, end.reasoning_text)
         if self._in_reasoning and not self.stream_reasoning:
             return ReasoningResult(thought.text)
         reasoning, self.unsent = self.unsent, ""
@@ -70,8 +78,11 @@ class SplitToolCalls(ToolDetector):
 
     def parse_streaming_increment(self, new_text: str, tools) -> ToolResult:
         self.reader = self.reader or new_reader(tools)
-        pieces = self.reader.finish() if self.ended else self.reader.read(new_text)
-        return result(pieces.text, pieces.calls)
+        text, calls = self.reader.read(new_text)
+        if self.ended or last_piece.get():
+            end = self.reader.finish()
+            text, calls = text + end.text, calls + end.calls
+        return result(text, merged(calls))
 
 
 def new_reader(tools) -> ToolCallReader:
@@ -132,3 +143,23 @@ def finish_reasoning(
         end = parser.detector.finish()
         return reasoning + end.reasoning_text, text + end.normal_text
     return reasoning, text
+
+
+async def marking_the_last(results: AsyncIterator[Any], incremental: bool) -> AsyncIterator[Any]:
+    """What /v1/responses streams an answer from, which never says to a parser that it has ended.
+
+    A parser is not even asked where the last result brings no text. Hence the last character of
+    every other result waits for the next one.
+
+    Args:
+        results: contexts; `last_output` has the text so far, or its new piece if `incremental`.
+    """
+    last_piece.set(False)
+    async for context in results:
+        output = context.last_output
+        if output["meta_info"]["finish_reason"]:
+            last_piece.set(True)
+        elif not incremental:
+            context.last_output = output | {"text": output["text"][:-1]}
+        yield context
+    last_piece.set(False)

@@ -2,18 +2,24 @@
 
 The cache brings scales of its own, one for each group of values, so that SGLang's missing scaling
 factors are of no account. The model's YaRN goes by the factor and the original length that
-config.json gives, so that a shorter `max_position_embeddings` contradicts neither.
+config.json gives, so that a shorter `max_position_embeddings` contradicts neither. Conversations
+are written by SGLang's own code for this model, which needs no template. Token ids of yes and no
+are another model's, for an endpoint that reranks.
 """
 
 import logging
 from collections.abc import Callable
 
-UNTRUE = {
-    "sglang.srt.model_executor.model_runner_components.load_model_utils": (
-        "Using FP8 KV cache but no scaling factors provided."
+UNTRUE = (  # logger, start of the message
+    (
+        "sglang.srt.model_executor.model_runner_components.load_model_utils",
+        "Using FP8 KV cache but no scaling factors provided.",
     ),
-    "transformers.modeling_rope_utils": "The explicitly set RoPE scaling factor",
-}
+    ("transformers.modeling_rope_utils", "The explicitly set RoPE scaling factor"),
+    ("sglang.srt.parser.template_manager", "No HuggingFace chat template found"),
+    ("sglang.srt.parser.template_manager", "No chat template found"),
+    ("sglang.srt.entrypoints.openai.serving_rerank", "Using fallback token IDs for yes/no"),
+)
 
 
 class Leave(logging.Filter):
@@ -28,5 +34,5 @@ class Leave(logging.Filter):
 
 
 def leave_out_what_is_untrue(is_ours: Callable[[], bool]) -> None:
-    for name, start in UNTRUE.items():
+    for name, start in UNTRUE:
         logging.getLogger(name).addFilter(Leave(start, is_ours))

@@ -1,7 +1,7 @@
 """Seams: control calls and the parsers of answers (server process; profiles in the worker's)."""
 
 from dspark.host import control
-from dspark.host.seam import CHAT, ENGINE, MANAGER, PROFILER, STREAMER, Seam, Use
+from dspark.host.seam import CHAT, ENGINE, MANAGER, PROFILER, RESPONSES, STREAMER, Seam, Use
 
 SEAMS = (
     *(
@@ -23,6 +23,21 @@ SEAMS = (
     Seam("managers.schedule_batch.Req.check_match_stop_str_prefix", Use.HOOK, ("self",)),
     Seam("managers.schedule_batch.Req.tail_str", Use.CALL),
     Seam(f"{STREAMER}.accept", Use.HOOK, ("self", "req")),
+    Seam(
+        f"{RESPONSES}.responses_stream_generator_non_harmony",
+        Use.HOOK,
+        (
+            "self",
+            "request",
+            "sampling_params",
+            "result_generator",
+            "model_name",
+            "tokenizer",
+            "request_metadata",
+            "created_time",
+            "require_reasoning",
+        ),
+    ),
     Seam(
         f"{ENGINE}._launch_detokenizer_subprocesses",
         Use.HOOK,

@@ -1,5 +1,8 @@
 """SGLang's parser objects, as its endpoints use them, with our readers in their places."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 from answers import ANSWERS, KNOWN, LONGEST_PIECE, pieces_of
 from sglang.srt.entrypoints.openai.protocol import Function, Tool
@@ -68,3 +71,46 @@ def test_unknown_functions_are_handed_on_where_the_operator_says_so(monkeypatch)
     assert [c.name for c in streamed_calls([answer])[1]] == ["weather"]
     monkeypatch.setenv("SGLANG_FORWARD_UNKNOWN_TOOLS", "1")
     assert [c.name for c in streamed_calls([answer])[1]] == ["rm", "weather"]
+
+
+def as_responses_streams(events: list[str], tools) -> tuple[str, str, list[Call]]:
+    """Reasoning, text and calls of an answer whose text so far is in each event.
+
+    Like /v1/responses: the tool call parser is asked only where the other left it some text, and
+    nobody says that the answer has ended.
+    """
+
+    async def results():
+        for number, text in enumerate(events, start=1):
+            finish = "stop" if number == len(events) else None
+            output = {"text": text, "meta_info": {"finish_reason": finish}}
+            yield SimpleNamespace(last_output=output)
+
+    async def read():
+        thoughts = ReasoningParser(REASONING_PARSER, force_reasoning=False)
+        parser = FunctionCallParser(tools, TOOL_CALL_PARSER)
+        offset, reasoning, said, items = 0, "", "", []
+        async for context in parsers.marking_the_last(results(), False):
+            text = context.last_output["text"]
+            thought, piece = thoughts.parse_stream_chunk(text[offset:])
+            offset = len(text)
+            reasoning += thought
+            if piece:
+                spoken, calls = parser.parse_stream_chunk(piece)
+                said += spoken
+                items += [Call(c.tool_index, c.name, c.parameters) for c in calls]
+        return reasoning, said, parsers.whole(items)
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_responses_stream_what_the_whole_answer_says(answer):
+    thoughts = ReasoningParser(REASONING_PARSER, force_reasoning=False)
+    reasoning, text = thoughts.parse_non_stream(answer)
+    said, items = FunctionCallParser(TOOLS, TOOL_CALL_PARSER).parse_non_stream(text)
+    whole = (reasoning, said, [Call(c.tool_index, c.name, c.parameters) for c in items])
+    for size in range(1, LONGEST_PIECE + 1):
+        so_far = [answer[:end] for end in range(size, len(answer) + size, size)]
+        assert as_responses_streams(so_far, TOOLS) == whole, size
+        assert as_responses_streams([*so_far, answer], TOOLS) == whole, "the last brings nothing"

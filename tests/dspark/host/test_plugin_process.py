@@ -74,6 +74,7 @@ calls = [
     answer_hooks.serve_chat(original, None, manager, None),
     answer_hooks.finish_tool_calls(original, Some(tokenizer_manager=manager)),
     answer_hooks.finish_reasoning(original, Some(tokenizer_manager=manager)),
+    answer_hooks.stream_responses(original, Some(tokenizer_manager=manager), None, None, None),
     cpu_hooks.allow_dspark_on_cpu(original, args),
     memory_hooks.build_kv_pool(original, None, is_dsv4_model=False),
     memory_hooks.build_allocator(original, None, is_dsv4_model=False),
