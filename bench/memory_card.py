@@ -5,8 +5,9 @@
     python -m dspark.bench.memory_card --record FILE --compare NAME REFERENCE
 
 A case starts a server, answers `--requests` requests (lengths log-uniform from 1 to
-`--longest-prompt`; greedy and sampled, with stops, aborts and, where the pool is small,
-retractions), idles and answers one more. Every case writes its part of the record when it ends, or
+`--longest-prompt`; greedy and sampled, with stops and aborts), idles and answers one more. Where
+the pool is too large to fill, SGLang's SGLANG_TEST_RETRACT and SGLANG_TEST_RETRACT_INTERVAL have
+it retract requests all the same. Every case writes its part of the record when it ends, or
 the reason why it failed. `--alone` sends the requests one by one: the reference that `--compare`
 takes for the greedy outputs of another case. Servers whose start must fail are `--refused`.
 """
@@ -14,7 +15,9 @@ takes for the greedy outputs of another case. Servers whose start must fail are 
 import argparse
 import contextlib
 import json
+import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +32,7 @@ import requests
 
 from dspark.bench.environment import describe
 from dspark.bench.serve import split_flags
-from dspark.commands.local_server import LocalServer, ServerFailed
+from dspark.commands.local_server import PLAIN, SERVE, LocalServer, ServerFailed
 from dspark.host.warm_up import compiled_kernels
 
 SAMPLE_EVERY = 25  # requests
@@ -150,14 +153,19 @@ def growth(samples: Sequence[dict[str, Any]], after: int, field: str) -> float |
 def run_case(options: argparse.Namespace, flags: Sequence[str]) -> dict[str, Any]:
     log = options.record.with_name(f"{options.case}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with LocalServer(options.model_path, flags, log=log, ready_s=options.ready_s) as server:
+    program = PLAIN if options.plain else SERVE
+    with LocalServer(
+        options.model_path, flags, log=log, ready_s=options.ready_s, program=program
+    ) as server:
         record = observe(server, options)
     text = log.read_text(errors="replace")
     return {
+        "program": " ".join(program),
         "flags": list(flags),
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if "RETRACT" in name},
         "startup_s": round(server.startup_s, 1),
         "said": [line for line in text.splitlines() if "Ready " in line or "marlin" in line],
-        "retractions": text.count("Retract requests"),
+        "retractions": sum(map(int, re.findall(r"#retracted_reqs: (\d+)", text))),
         "complaints": [line for line in text.splitlines() if "State check" in line][:5],
         **record,
     }
@@ -255,6 +263,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     what.add_argument("--compare", nargs=2, metavar=("NAME", "REFERENCE"))
     parser.add_argument("--record", type=Path, required=True, metavar="FILE")
     parser.add_argument("--model-path", metavar="DIR")
+    parser.add_argument("--plain", action="store_true", help="start python -m sglang.launch_server")
     parser.add_argument("--alone", action="store_true", help="greedy requests only, one by one")
     parser.add_argument("--requests", type=int, default=500, metavar="N")
     parser.add_argument("--clients", type=int, default=16, metavar="C")

@@ -22,6 +22,9 @@ import requests
 POLL_S = 0.25
 STOP_S = 30
 IDLE_S = 30  # most seconds that SGLang shall wait for its last step to end
+# What follows `python -m`.
+SERVE = ("dspark.cli", "serve")
+PLAIN = ("sglang.launch_server",)
 
 
 class ServerFailed(RuntimeError):
@@ -49,6 +52,7 @@ class LocalServer:
         env: variables on top of this process's.
         log: file for the server's output; a temporary one if None.
         ready_s: seconds to wait for the server to answer.
+        program: SERVE or PLAIN.
 
     Raises:
         ServerFailed: on start, if it ends early or is not ready in time.
@@ -61,11 +65,12 @@ class LocalServer:
         env: Mapping[str, str] | None = None,
         log: Path | None = None,
         ready_s: float = 600,
+        program: Sequence[str] = SERVE,
     ):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = log or Path(tempfile.mkstemp(prefix="dspark-serve-", suffix=".log")[1])
-        command = [sys.executable, "-m", "dspark.cli", "serve", "--model-path", str(model_path)]
+        command = [sys.executable, "-m", *program, "--model-path", str(model_path)]
         command += ["--host", "127.0.0.1", "--port", str(self.port), *flags]
         started = time.monotonic()
         with self.log_file.open("w") as log_stream:
