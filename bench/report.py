@@ -23,7 +23,7 @@ from dspark.bench.throughput import THROUGHPUTS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = Path("bench/results")
-PAGES = ("README.md", "docs/results.md", "docs/flags.md")
+PAGES = ("README.md", "README.zh.md", "docs/results.md", "docs/flags.md")
 MARKED = re.compile(r"(<!-- bench:(?P<name>[\w-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 Record = Mapping[str, Any]
 

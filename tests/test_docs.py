@@ -11,7 +11,7 @@ import pytest
 from dspark import cli, options
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PYTHON_MODULE = re.compile(r"python -m (dspark[\w.]+)")
@@ -143,6 +143,16 @@ def test_a_line_that_does_not_parse_is_noticed(words, stop_when_parsed):
 def test_modules_that_are_named_are_there(page):
     for module in PYTHON_MODULE.findall(page.read_text()):
         assert importlib.util.find_spec(module.rstrip(".")), module
+
+
+def test_the_chinese_readme_keeps_step():
+    """Same headings' levels, commands, figures and links as the English one, in the same order."""
+    english, chinese = ((ROOT / name).read_text() for name in ("README.md", "README.zh.md"))
+    for pattern in (r"^#+ ", r"^```.*?^```$", r"^<!-- bench:.*?^<!-- /bench -->$"):
+        found = [re.findall(pattern, text, re.M | re.S) for text in (english, chinese)]
+        assert found[0] == found[1]
+    links = [LINK.findall(text)[1:] for text in (english, chinese)]  # the first leads to the other
+    assert sorted(links[0]) == sorted(links[1])
 
 
 def test_readme_is_short():
