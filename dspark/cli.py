@@ -23,6 +23,7 @@ COMMANDS = {
         "dspark.commands.doctor:main",
         "check this machine and a checkpoint before serving",
     ),
+    "top": ("dspark.commands.top:main", "watch a running server: requests, pool, accepted drafts"),
     "make-checkpoint": (
         "dspark.target.checkpoint.make:main",
         "write a small checkpoint in the official format",
