@@ -13,7 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("dspark", "kernels", "state", "target", "bench", "tests", "requirements")
-FILES = ("pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "LICENSE", "NOTICE")
+FILES = (
+    "pyproject.toml",
+    "MANIFEST.in",
+    "Makefile",
+    "README.md",
+    "README.zh.md",
+    "LICENSE",
+    "NOTICE",
+)
 BUILD = """
 from setuptools import build_meta
 build_meta.build_sdist("packed")

@@ -44,11 +44,9 @@ def ask(url: str, key: str | None) -> Snapshot:
     def get(path: str) -> Any:
         try:
             answer = requests.get(url + path, headers=headers, timeout=TIMEOUT_S)
-            answer.raise_for_status()
+            if not answer.ok:
+                raise NoAnswer(f"{url}{path} answers {answer.status_code} {answer.reason}.")
             return answer.json()
-        except requests.HTTPError as error:
-            status = error.response.status_code
-            raise NoAnswer(f"{url}{path} answers {status} {error.response.reason}.") from None
         except (requests.RequestException, ValueError):
             raise NoAnswer(f"No SGLang server answers at {url}.") from None
 
