@@ -102,6 +102,7 @@ class DSparkWorker(BaseSpecWorker):
         self.seeded = torch.zeros(slots, dtype=torch.bool, device=self.device)
         self.penalties: Penalties | None = None  # built when the first request asks for one
         self.scheduler = self.settings.scheduler(self.depth, slots, self.device)
+        self.calibration = self.settings.online_calibration(self.device)
         self.block_info = make_draft_block_spec_info(draft_token_num=self.gamma, device=self.device)
         self.head = DraftHead(
             self.draft.weights.markov_w1,
@@ -153,7 +154,7 @@ class DSparkWorker(BaseSpecWorker):
         requests = sampling_info.requests_of(batch, self.seeds, self.seeded)
         places = self._places(requests)
         proposal = self._propose(batch, requests)
-        rows = self.scheduler.rows(proposal.confidence, requests.slot)
+        rows = self._schedule(proposal, requests)
         candidates = with_bonus(requests, proposal.tokens)
 
         packing = packing_of(rows.run, self.verify_width) if self.packs else None
@@ -177,6 +178,7 @@ class DSparkWorker(BaseSpecWorker):
         if on_publish is not None:
             on_publish(outcome.new_len)
 
+        self._learn(proposal, requests, outcome, rows)
         self._commit(batch, requests, places, outcome, rows, packing, out.logits_output)
         self._collect(proposal, outcome)
         if batch.return_logprob:
@@ -245,6 +247,23 @@ class DSparkWorker(BaseSpecWorker):
         return propose(
             out.next_token_logits, out.hidden_states, requests, self.head, self.depth, self.forced
         )
+
+    def _schedule(self, proposal: Proposal, requests: Requests) -> VerifyRows:
+        trust = proposal.confidence
+        if self.calibration is not None:
+            trust = self.calibration.corrected(trust, requests.params.temperature > 0)
+        return self.scheduler.rows(trust, requests.slot)
+
+    def _learn(
+        self, proposal: Proposal, requests: Requests, outcome: Accept, rows: VerifyRows
+    ) -> None:
+        if self.calibration is not None:
+            self.calibration.learn(
+                proposal.confidence,
+                requests.params.temperature > 0,
+                outcome.accepted + outcome.trimmed,
+                rows.run,
+            )
 
     def _verify(
         self,
@@ -372,12 +391,15 @@ class DSparkWorker(BaseSpecWorker):
             "depth": self.depth,
             "forced_drafts": self.forced is not None,
             "bytes_from_other_ranks": dict(transport.received),
+            "online_calibration": self.calibration and self.calibration.report(),
             **self.settings.report(),
             **self.monitor.report(),
         }
 
     def clear_info_records(self) -> None:
         self.monitor = AcceptanceMonitor(self.depth)
+        if self.calibration is not None:
+            self.calibration.forget()
 
     def block_accept_estimate_log_suffix(self) -> str | None:
         return self.monitor.warning

@@ -11,6 +11,7 @@ from dspark.speculation import calibration as calibrations
 from dspark.speculation import step_cost
 from dspark.speculation.budget import Mode, VerifyScheduler
 from dspark.speculation.calibration import SampleFile
+from dspark.speculation.online_calibration import OnlineCalibration
 
 
 class Settings(NamedTuple):
@@ -46,6 +47,10 @@ class Settings(NamedTuple):
         made = VerifyScheduler(self.mode, self.gamma, depth, slots, self.cost, device)
         made.forced_rows = self.budget
         return made
+
+    def online_calibration(self, device: torch.device | str) -> OnlineCalibration | None:
+        """None where confidences decide nothing."""
+        return None if self.mode is Mode.STATIC else OnlineCalibration(self.gamma, device)
 
     def confidence_temperatures(self, device: torch.device | str) -> torch.Tensor:
         """f32 [gamma]."""

@@ -217,3 +217,50 @@ def test_a_packed_request_without_usable_logits_leaves_its_neighbours_alone(monk
     assert emitted[1, 0] == -1
     for row, count in ((0, run[0]), (2, run[2])):
         assert emitted[row, :count].tolist() == TRUTH[1 : count + 1].tolist()
+
+
+def learned(worker) -> dict:
+    return worker.dump_info_records()["online_calibration"]
+
+
+@pytest.mark.parametrize("mode", ["scheduled", "cap-accept"])
+def test_confidences_are_corrected_by_what_was_verified(monkeypatch, mode):
+    """Of 5, 2 and 0 right drafts with rows of their own: 5, 3 and 1 were judged."""
+    monkeypatch.setenv("DSPARK_VERIFY", mode)
+    each = [{"top_k": 1}, {"temperature": 1.0, "sampling_seed": 4}, {"top_k": 1}]
+    _, worker, batch = served(monkeypatch, ["oracle", "wrong@2", "wrong"], each=each)
+    worker.forward_batch_generation(batch)
+    assert learned(worker)["greedy"]["tested"] == [2, 1, 1, 1, 1]
+    assert learned(worker)["sampled"]["tested"] == [1, 1, 1, 0, 0]
+    worker.clear_info_records()
+    worker.forward_batch_generation(batch)
+    assert learned(worker)["greedy"]["tested"][1:] == [1, 1, 1, 1]
+
+
+def test_drafts_without_a_row_teach_nothing(monkeypatch):
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    _, worker, batch = served(monkeypatch, ["oracle"] * 3, top_k=1)
+    worker.set_dspark_forced_budget_frac(0.0)
+    worker.forward_batch_generation(batch)
+    assert learned(worker)["greedy"]["tested"] == [0] * GAMMA
+
+
+def test_what_was_learned_decides_which_drafts_have_rows(monkeypatch):
+    """Many steps in which sampled drafts were right and greedy ones were not."""
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    each = [{"top_k": 1}, {"temperature": 1.0, "sampling_seed": 4}, {"top_k": 1}]
+    stand_ins, worker, batch = served(monkeypatch, [None] * 3, each=each)
+    sampled = torch.tensor([False, True, False])
+    for trust in torch.linspace(0.0, 1.0, 240):
+        worker.calibration.learn(
+            trust.expand(3, GAMMA), sampled, torch.tensor([0, 5, 0]), torch.tensor([6, 6, 6])
+        )
+    worker.set_dspark_forced_budget_frac(1 / 3)
+    worker.forward_batch_generation(batch)
+    assert stand_ins.rows_run[SLOT].tolist() == [1, 6, 1]
+
+
+def test_static_verification_learns_nothing(monkeypatch):
+    _, worker, batch = served(monkeypatch, ["oracle"] * 3, top_k=1)
+    worker.forward_batch_generation(batch)
+    assert learned(worker) is None
