@@ -1,40 +1,64 @@
 """`dspark top`: what a running server does, once a second, in the terminal.
 
-Everything shown comes from SGLang's `/server_info` and `/v1/loads`; tokens/s are the server's own
-count of its last decode steps.
+Everything shown comes from SGLang's `/server_info` and `/v1/loads`, which a server answers with
+and without `--enable-metrics`. Rates are differences of its counters.
 """
 
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import requests
+from rich.cells import set_cell_size
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 BAR = 24  # characters of a full bar
 TIMEOUT_S = 5
+NAME = 24  # characters of a request's name
+KEPT = 3  # states of the counters: a rate is of the oldest and the newest
 
 
 class NoAnswer(RuntimeError):
     """The server cannot be asked; the message is one sentence."""
 
 
+class Counters(NamedTuple):
+    """What only grows while a server lives."""
+
+    at: float  # seconds of its clock
+    steps: float  # decode steps, each from its launch to the next one's
+    step_us: float  # all of them together
+    decoded: float  # tokens that they delivered
+    prompts: float  # prompt tokens computed, those of the cache not counted
+
+
 class Snapshot(NamedTuple):
     """One moment of a server."""
 
     model: str
+    ranks: str | None  # how they sum; None for a single one
     running: int
     waiting: int
     most: int  # requests at once
     used: int  # tokens of the pool
     tokens: int  # that the pool holds
-    tokens_per_second: float
+    fullest: float  # share in use of the fullest part of the pool
+    counters: Counters
     drafting: Mapping[str, Any] | None  # the `dspark` section with speculation, else None
+    requests: Sequence[Mapping[str, Any]]  # the section's, those that decode
+
+
+class Rates(NamedTuple):
+    """None where the counters have not moved yet."""
+
+    decoded: float | None  # tokens/s
+    prompts: float | None  # tokens/s
+    step_ms: float | None
 
 
 def ask(url: str, key: str | None) -> Snapshot:
@@ -44,6 +68,8 @@ def ask(url: str, key: str | None) -> Snapshot:
     def get(path: str) -> Any:
         try:
             answer = requests.get(url + path, headers=headers, timeout=TIMEOUT_S)
+            if answer.status_code == 401:
+                raise NoAnswer(f"{url} wants {'another' if key else 'an'} --api-key.")
             if not answer.ok:
                 raise NoAnswer(f"{url}{path} answers {answer.status_code} {answer.reason}.")
             return answer.json()
@@ -64,16 +90,38 @@ def read(info: Mapping[str, Any], loads: Mapping[str, Any]) -> Snapshot:
         section = state["dspark"]
         return Snapshot(
             str(info.get("served_model_name") or info["model_path"]),
+            section["routes"]["rank_sums"] if info["tp_size"] > 1 else None,
             load["num_running_reqs"],
             load["num_waiting_reqs"],
             load["max_running_requests"],
             load["num_used_tokens"],
             load["max_total_num_tokens"],
-            load["gen_throughput"],
+            load["token_usage"],
+            counters(load),
             section if "verify_steps" in section else None,
+            section["requests"],
         )
     except (KeyError, IndexError, TypeError) as error:
         raise NoAnswer(f"The server is none of this plugin's: {error!r} is missing.") from None
+
+
+def counters(load: Mapping[str, Any]) -> Counters:
+    """`decode_moments`: steps, sum of requests, microseconds, two of squares, tokens."""
+    steps, _, step_us, _, _, decoded = load.get("decode_moments") or [0.0] * 6
+    prompts = load["total_prefill_uncached_tokens"]
+    return Counters(load["timestamp"], steps, step_us, decoded, prompts)
+
+
+def rates(before: Counters, now: Counters) -> Rates:
+    """before: taken earlier, of the same server."""
+    seconds, steps = now.at - before.at, now.steps - before.steps
+    if seconds <= 0:
+        return Rates(None, None, None)
+    return Rates(
+        (now.decoded - before.decoded) / seconds,
+        (now.prompts - before.prompts) / seconds,
+        (now.step_us - before.step_us) / steps / 1e3 if steps else None,
+    )
 
 
 def bar(share: float) -> str:
@@ -81,57 +129,115 @@ def bar(share: float) -> str:
     return "█" * full + "░" * (BAR - full)
 
 
-def frame(now: Snapshot) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column()
-
-    def add(name: str, share: float | None, words: str) -> None:
-        table.add_row(name, "" if share is None else bar(share), words)
-
-    add("requests", now.running / now.most, f"{now.running} of {now.most}, {now.waiting} waiting")
-    add("pool", now.used / now.tokens, f"{now.used:,} of {now.tokens:,} tokens")
-    add("decoding", None, f"{now.tokens_per_second:,.1f} tokens/s")
-    return Group(Text(now.model, style="bold"), table, *drafts(now.drafting))
+def frame(before: Snapshot, now: Snapshot, height: int) -> list[Text]:
+    """One text a line, at most `height` of them where that is enough for all but the requests."""
+    lines = [Text(now.model, style="bold"), *map(Text, of_server(before, now))]
+    if now.drafting is not None:
+        lines += of_drafts(now.drafting)
+    else:
+        lines.append(Text("target-only: no drafts"))
+    return lines + [Text(line) for line in of_requests(now.requests, height - len(lines))]
 
 
-def drafts(section: Mapping[str, Any] | None) -> list[RenderableType]:
+def of_server(before: Snapshot, now: Snapshot) -> Iterator[str]:
+    yield line("requests", now.running / now.most, f"{now.running} of {now.most} at once")
+    yield line("pool", now.used / now.tokens, f"{now.used:,} of {now.tokens:,} tokens")
+    yield line("fullest", now.fullest, f"{now.fullest:.0%} of the pool's fullest part")
+    rate = rates(before.counters, now.counters)
+    yield f"{'decoding':<10}{figure(rate.decoded)} tokens/s, {figure(rate.step_ms)} ms a step"
+    yield f"{'prompts':<10}{figure(rate.prompts)} tokens/s, {now.waiting} waiting"
+    if now.ranks:
+        yield f"{'ranks':<10}{now.ranks}"
+
+
+def figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def line(name: str, share: float, words: str) -> str:
+    return f"{name:<10}{bar(share)}  {words}"
+
+
+def of_drafts(section: Mapping[str, Any]) -> Iterator[Text]:
     """Acceptance since the server started, or since its counters were cleared."""
-    if section is None:
-        return [Text("target-only: no drafts")]
     if not section["verify_steps"]:
-        return [Text("no verify step yet")]
+        yield Text("no verify step yet")
+        return
     run, saved = section["verify_rows_run"], section["verify_rows_saved"]
-    table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column()
+    yield Text(
+        f"{'drafts':<10}{section['mean_accepted_length']:.2f} tokens a verify step, "
+        f"{section['verify_steps']:,} steps, {saved / (run + saved):.0%} of rows saved"
+    )
     for k, share in enumerate(section["acceptance_per_position"], start=1):
-        table.add_row(f"draft {k}", bar(share), f"{share:.0%}")
-    lines: list[RenderableType] = [
-        Text(
-            f"drafts: {section['mean_accepted_length']:.2f} tokens a verify step, "
-            f"{section['verify_steps']:,} steps, {saved / (run + saved):.0%} of the rows saved"
-        ),
-        table,
-    ]
+        yield Text(line(f"draft {k}", share, f"{share:.0%}"))
     if section["warning"]:
-        lines.append(Text(f"stuck: {section['warning']}", style="bold red"))
-    return lines
+        yield Text(f"stuck: {section['warning']}", style="bold red")
+
+
+def of_requests(rows: Sequence[Mapping[str, Any]], height: int) -> Iterator[str]:
+    """Under a header; the last line counts those that do not fit. Nothing in fewer than 3 lines."""
+    if not rows or height < 3:
+        return
+    yield f"{'request':<{NAME}}  prompt  written  tokens a step  rows a step"
+    shown = rows if len(rows) < height else rows[: height - 2]
+    for row in shown:
+        yield (
+            f"{printable(row['rid'])}{row['prompt']:>8}{row['written']:>9}"
+            f"{per_step(row, 'delivered'):>15}{per_step(row, 'rows'):>13}"
+        )
+    if len(shown) < len(rows):
+        yield f"and {len(rows) - len(shown)} more"
+
+
+def per_step(row: Mapping[str, Any], what: str) -> str:
+    return f"{row[what] / row['steps']:.2f}" if row["steps"] else "-"
+
+
+def printable(name: str) -> str:
+    """A client chose this name: no control character of it reaches the terminal."""
+    plain = "".join(character if character.isprintable() else "?" for character in name)
+    return set_cell_size(plain, NAME)
+
+
+def keep(seen: deque[Snapshot], taken: Snapshot) -> None:
+    """The server writes its counters every few steps: what has not moved replaces the last."""
+    if seen and seen[-1].counters.at == taken.counters.at:
+        seen.pop()
+    seen.append(taken)
 
 
 def watch(take: Callable[[], Snapshot], console: Console, every_s: float) -> None:
-    """Until it is interrupted, or the server is gone (NoAnswer)."""
-    with Live(frame(take()), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(every_s)
-            live.update(frame(take()), refresh=True)
+    """Until it is interrupted, or the server is gone (NoAnswer). The last frame stays."""
+    seen: deque[Snapshot] = deque(maxlen=KEPT)
+    keep(seen, take())
+    try:
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                live.update(shown(seen[0], seen[-1], console), refresh=True)
+                time.sleep(every_s)
+                keep(seen, take())
+    finally:
+        console.print(shown(seen[0], seen[-1], console))
+
+
+def shown(before: Snapshot, now: Snapshot, console: Console) -> RenderableType:
+    lines = frame(before, now, console.height - 1)  # the cursor's line is not ours
+    for text in lines:
+        text.truncate(console.width, overflow="ellipsis")
+    return Group(*lines)
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="dspark top", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="dspark top",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
-    parser.add_argument("--api-key", help="where the server wants one")
-    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS")
+    parser.add_argument("--api-key", metavar="KEY", help="where the server wants one")
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="SECONDS", help="between frames (1)"
+    )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
     arguments = parser.parse_args(argv)
     console = Console(highlight=False)
@@ -141,7 +247,9 @@ def main(argv: list[str]) -> int:
 
     try:
         if arguments.once:
-            console.print(frame(take()))
+            before = take()
+            time.sleep(arguments.every)
+            console.print(shown(before, take(), console))
         else:
             watch(take, console, arguments.every)
     except NoAnswer as error:

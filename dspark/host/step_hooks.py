@@ -53,9 +53,10 @@ def add_dspark_section(original, scheduler, recv_req):
     output = original(scheduler, recv_req)
     section = output.internal_state.pop("dspark_info_record", None) or {}
     if is_ours():
-        from dspark.host.server_section import of_target
+        from dspark.host.server_section import of_target, running
 
         section |= of_target(scheduler.tp_worker.model_runner)
+        section["requests"] = running(scheduler.running_batch.reqs)
     if section:
         output.internal_state["dspark"] = section
     if "mean_accepted_length" in section:

@@ -10,6 +10,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from dspark.host.accepted_runs import resolve
+from dspark.host.server_section import running
 
 DEPTH = 5
 
@@ -54,3 +55,14 @@ def test_a_cut_run_and_a_finished_request():
     assert result.num_correct_drafts + len(reqs) == 6
     assert processor.metrics_reporter.spec_num_forward_ct + len(reqs) == 2
     assert [list(req.output_ids) for req in reqs] == [[7]] * 3
+
+
+def test_requests_that_decode_are_listed_with_their_steps():
+    drafting, alone, finished = request(20), request(20), request(20)
+    finished.finished_reason = FINISH_LENGTH(1)
+    drafting.spec_verify_ct, drafting.spec_num_correct_drafts = 4, 10
+    drafting.spec_num_cap_tokens = 20
+    assert running([drafting, alone, finished]) == [
+        {"rid": "rid", "prompt": 2, "written": 1, "steps": 4, "delivered": 14, "rows": 20},
+        {"rid": "rid", "prompt": 2, "written": 1, "steps": 0, "delivered": 0, "rows": 0},
+    ]
