@@ -44,6 +44,10 @@ COMMANDS = {
         "dspark.commands.python:main",
         "run a module, file or -c CODE of SGLang's, such as -m sglang.bench_serving",
     ),
+    "report": (
+        "dspark.bench.page.cli:main",
+        "write one HTML page from a benchmark's record",
+    ),
     "bench": ("dspark.bench.cli:main", "measure servers and kernels, compare outputs"),
 }
 

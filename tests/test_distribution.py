@@ -27,7 +27,16 @@ from setuptools import build_meta
 build_meta.build_sdist("packed")
 build_meta.build_wheel("packed")
 """
-SGLANG_BRINGS = {"sglang", "xgrammar", "fastapi", "starlette", "pydantic", "orjson", "jinja2"}
+SGLANG_BRINGS = {
+    "sglang",
+    "xgrammar",
+    "fastapi",
+    "starlette",
+    "pydantic",
+    "orjson",
+    "jinja2",
+    "prometheus_client",
+}
 OPTIONAL = {"aiohttp", "matplotlib"}  # of the extra `bench`
 
 
@@ -69,7 +78,11 @@ def test_the_wheel_holds_all_that_serves_and_nothing_that_trains_or_tests(packed
         if "train_embedded" not in path.parts
     }
     assert {name for name in names if name.endswith(".py")} == served
-    for needed in ("embedded/checkpoint/config.json", "embedded/prompts/prose.txt"):
+    for needed in (
+        "embedded/checkpoint/config.json",
+        "embedded/prompts/prose.txt",
+        "bench/page/page.html.j2",
+    ):
         assert f"dspark/{needed}" in names
     assert not [name for name in names if "train_embedded" in name or "results" in name]
 

@@ -1,0 +1,1 @@
+"""`dspark report`: one HTML page from the record of a run."""
