@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 BAR = 24  # characters of a full bar
-TIMEOUT_S = 5
+TIMEOUT_S = 30  # a server answers between two steps
 NAME = 24  # characters of a request's name
 KEPT = 3  # states of the counters: a rate is of the oldest and the newest
 
@@ -73,6 +73,8 @@ def ask(url: str, key: str | None) -> Snapshot:
             if not answer.ok:
                 raise NoAnswer(f"{url}{path} answers {answer.status_code} {answer.reason}.")
             return answer.json()
+        except requests.ReadTimeout:
+            raise NoAnswer(f"{url} has not answered for {TIMEOUT_S} s.") from None
         except (requests.RequestException, ValueError):
             raise NoAnswer(f"No SGLang server answers at {url}.") from None
 
@@ -227,6 +229,14 @@ def shown(before: Snapshot, now: Snapshot, console: Console) -> RenderableType:
     return Group(*lines)
 
 
+def positive(text: str) -> float:
+    """Of the command line; argparse makes a sentence of the ValueError."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="dspark top",
@@ -236,7 +246,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
     parser.add_argument("--api-key", metavar="KEY", help="where the server wants one")
     parser.add_argument(
-        "--every", type=float, default=1.0, metavar="SECONDS", help="between frames (1)"
+        "--every", type=positive, default=1.0, metavar="SECONDS", help="between frames (1)"
     )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
     arguments = parser.parse_args(argv)

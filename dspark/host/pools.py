@@ -12,6 +12,8 @@ from dspark.state import StateLifecycle
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
 
+GIB = 1 << 30
+
 
 def _pool(pages: int, stride: int, device) -> torch.Tensor:
     """[pages + 1, stride] bytes; page 0 absorbs nothing and is never read, but SGLang owns it."""
@@ -90,6 +92,8 @@ class DSparkKVPool(WindowPool):
                 compressed=_pool(pages, page_stride(C128_PER_PAGE), device),
                 state=self.state.pools.layer("c128", i),
             )
+        # GiB, for SGLang's `/server_info`, load report and metrics.
+        self.mem_usage = sum(self.get_kv_size_bytes()) / GIB
 
 
 def build_kv_pool(configurator, *, sizes, req_to_token_pool) -> WindowPool:

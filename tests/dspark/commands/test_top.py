@@ -171,3 +171,10 @@ def test_a_server_that_goes_away_leaves_its_last_frame(capsys):
     with pytest.raises(NoAnswer, match="gone"):
         top.watch(take, Console(width=80, height=24), 0.0)
     assert "2 of 8 at once" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("every", ["0", "-1", "nan", "inf", "soon"])
+def test_a_time_between_frames_is_positive(every, capsys):
+    with pytest.raises(SystemExit):
+        top.main(["--every", every])
+    assert f"invalid positive value: '{every}'" in capsys.readouterr().err
