@@ -69,7 +69,7 @@ class StandIns:
             lambda rows, batch, _: ((rows, batch), False),
         )
         made = DSparkWorker(
-            SimpleNamespace(speculative_num_draft_tokens=self.width),
+            SimpleNamespace(speculative_num_draft_tokens=self.width, enable_metrics=False),
             gpu_id=0,
             ps=Ranks(),
             nccl_port=0,

@@ -21,7 +21,7 @@ from sglang.srt.speculative.draft_worker_common import (
     make_draft_block_spec_info,
 )
 
-from dspark.host import forwards, sampling_info
+from dspark.host import forwards, metrics, sampling_info
 from dspark.host.draft_input import draft_input
 from dspark.kernels.accept import Accept
 from dspark.kernels.collective import gather_vocab, transport
@@ -89,6 +89,7 @@ class DSparkWorker(BaseSpecWorker):
         self.depth = self.verify_width - 1
         self.speculative_num_steps = self.depth  # what SGLang's metrics show as draft steps
         self.monitor = AcceptanceMonitor(self.depth)
+        self.counters = metrics.counters_of(server_args, self.draft.rank, self.depth)
         self.settings = Settings.from_environment(self.gamma)
 
     # Life cycle.
@@ -379,6 +380,8 @@ class DSparkWorker(BaseSpecWorker):
         whole = self.settings.mode is Mode.CAP_ACCEPT  # which runs all of them
         rows = [self.verify_width] * batch_size if whole else acceptable_rows
         self.monitor.record(num_correct_drafts_per_req, rows)
+        if self.counters is not None:
+            self.counters.record(num_correct_drafts_per_req, rows)
 
     def set_dspark_forced_budget_frac(self, frac: float | None) -> None:
         """Fix the verify budget to a share of all drafts (SGLang's `set_internal_state`)."""
