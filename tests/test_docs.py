@@ -12,8 +12,15 @@ from dspark import cli, options
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md")])
+CHINESE = sorted((ROOT / "docs" / "zh").glob("*.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+HEADING = r"^#+ "
+FENCED = r"^```.*?^```$"
+LIST_ITEM = r"^(?:-|\d+\.) "
+TABLE_ROW = r"^\|"
+CODE = re.compile(r"`[^`\n]+`")
+FIGURE = re.compile(r"\d(?:[\d,.]*\d)?")
 PYTHON_MODULE = re.compile(r"python -m (dspark[\w.]+)")
 
 
@@ -145,14 +152,52 @@ def test_modules_that_are_named_are_there(page):
         assert importlib.util.find_spec(module.rstrip(".")), module
 
 
+def test_the_user_half_is_there_in_chinese():
+    names = {page.stem for page in CHINESE}
+    assert names == {
+        "flags",
+        "memory",
+        "requests",
+        "security",
+        "tensor-parallel",
+        "troubleshooting",
+        "watching",
+    }
+
+
 def test_the_chinese_readme_keeps_step():
     """Same headings' levels, commands, figures and links as the English one, in the same order."""
     english, chinese = ((ROOT / name).read_text() for name in ("README.md", "README.zh.md"))
-    for pattern in (r"^#+ ", r"^```.*?^```$", r"^<!-- bench:.*?^<!-- /bench -->$"):
+    for pattern in (HEADING, FENCED, r"^<!-- bench:.*?^<!-- /bench -->$"):
         found = [re.findall(pattern, text, re.M | re.S) for text in (english, chinese)]
         assert found[0] == found[1]
-    links = [LINK.findall(text)[1:] for text in (english, chinese)]  # the first leads to the other
-    assert sorted(links[0]) == sorted(links[1])
+    # the first leads to the other language; some pages have a translation
+    links = [sorted(LINK.findall(text)[1:]) for text in (english, chinese)]
+    assert links[0] == sorted(link.replace("docs/zh/", "docs/") for link in links[1])
+    assert not [link for link in links[1] if (ROOT / link.replace("docs/", "docs/zh/")).exists()]
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=name_of)
+def test_a_chinese_page_keeps_step(page):
+    """Headings' levels, blocks, words of code, figures, links, tables' and lists' lines."""
+    english, chinese = (ROOT / "docs" / page.name).read_text(), page.read_text()
+    for pattern in (HEADING, FENCED, LIST_ITEM, TABLE_ROW):
+        found = [re.findall(pattern, text, re.M | re.S) for text in (english, chinese)]
+        assert found[0] == found[1]
+    texts = [re.sub(FENCED, "", text, flags=re.M | re.S) for text in (english, chinese)]
+    assert sorted(CODE.findall(texts[0])) == sorted(CODE.findall(texts[1]))
+    figures = [sorted(FIGURE.findall(CODE.sub("", text))) for text in texts]
+    assert figures[0] == figures[1]
+    targets = [{Path(link).name for link in LINK.findall(text)} for text in texts]
+    assert targets[0] == targets[1]
+    assert f"English | [中文](zh/{page.name})\n" in english
+    assert f"[English](../{page.name}) | 中文\n" in chinese
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=name_of)
+def test_a_chinese_page_leads_to_chinese_pages(page):
+    known = {f"../{other.name}" for other in CHINESE if other != page}
+    assert known.isdisjoint(LINK.findall(page.read_text()))
 
 
 def test_readme_is_short():
