@@ -92,7 +92,9 @@ def read(info: Mapping[str, Any], loads: Mapping[str, Any]) -> Snapshot:
         section = state["dspark"]
         return Snapshot(
             str(info.get("served_model_name") or info["model_path"]),
-            section["routes"]["rank_sums"] if info["tp_size"] > 1 else None,
+            f"{info['tp_size']}, sums {section['routes']['rank_sums']}"
+            if info["tp_size"] > 1
+            else None,
             load["num_running_reqs"],
             load["num_waiting_reqs"],
             load["max_running_requests"],

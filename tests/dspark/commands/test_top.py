@@ -71,7 +71,7 @@ def test_a_drafting_server():
 
 
 def test_ranks_are_shown_where_there_are_several():
-    assert "ranks     by hand" in lines_of(moment(), moment(ranks=8))
+    assert "ranks     8, sums by hand" in lines_of(moment(), moment(ranks=8))
 
 
 def test_rates_are_differences():
