@@ -237,6 +237,13 @@ def test_what_an_operator_sees(server):
     metrics = server.request("/metrics")
     for name in ("spec_accept_length", "spec_accept_rate", "spec_cap_length"):
         assert f"sglang:{name}" in metrics
+    counted = dict(re.findall(r"^dspark:(\w+)_total\{[^}]*\} (\S+)$", metrics, re.MULTILINE))
+    assert float(counted["verify_steps"]) >= steps > 0
+    assert float(counted["verify_rows"]) >= run
+    reached = re.findall(
+        r'^dspark:drafts_accepted_total\{.*position="(\d)"\}', metrics, re.MULTILINE
+    )
+    assert sorted(reached) == ["1", "2", "3", "4", "5"]
 
 
 @pytest.mark.deep

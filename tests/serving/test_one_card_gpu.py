@@ -62,7 +62,7 @@ def answers(server: LocalServer) -> list[list[int]]:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ranks_of_one_card(one_card, ranks):
     with one_card(ranks) as server:
-        assert server.info()["internal_states"][0]["dspark"]["rank_sums"] == SUMS
+        assert server.info()["internal_states"][0]["dspark"]["routes"]["rank_sums"] == SUMS
         truth = answers(server)
     assert [len(out) for out in truth] == [TOKENS] * len(truth)
     with one_card(ranks, *DSPARK) as server:
