@@ -33,9 +33,10 @@ OPTIONS = (
         "DSPARK_STEP_COST",
         "--dspark-step-cost",
         "FILE",
-        "none",
+        "measured at start",
         "what a step costs by its requests and rows, as dspark profile-steps measures it; without "
-        "it everything is verified",
+        "it a server that needs it measures for up to 20 s before it answers anybody, once for a "
+        "machine, checkpoint and flags",
         needs_draft=True,
     ),
     Option(

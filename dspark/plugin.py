@@ -115,6 +115,7 @@ HOOKS: dict[str, Callable] = {
     "managers.scheduler.Scheduler._relay_forward_payload": sampling_hooks.relay_ordinary_tokens,
     "layers.logprob_processor.get_token_ids_logprobs_raw": sampling_hooks.empty_rows_as_tensors,
     "managers.scheduler.Scheduler.get_internal_state": step_hooks.add_dspark_section,
+    "managers.scheduler.Scheduler.set_internal_state": step_hooks.measure_steps,
     "managers.scheduler.Scheduler.on_idle": memory_hooks.check_state_when_idle,
     "managers.scheduler.Scheduler.get_new_batch_prefill": step_hooks.decode_between_chunks,
     "constrained.xgrammar_backend._allocate_token_bitmask": cpu_hooks.mask_without_pinned_memory,

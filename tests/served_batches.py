@@ -42,6 +42,7 @@ class StandIns:
         self.random = lambda *shape: torch.randn(shape, generator=generator)
         self.injected: list[tuple[torch.Tensor, torch.Tensor]] = []  # window slots, positions
         self.launched: list[int] = []  # rows of each verify forward
+        self.drafted = 0  # draft forwards
         geometry = StateGeometry.for_model(
             slots=SLOTS, window_pages=4, verify_width=width, c4_layers=1, c128_layers=1
         )
@@ -115,6 +116,7 @@ class StandIns:
         return self.target(candidates)[real.flatten()]
 
     def _draft(self, forward_batch) -> Any:
+        self.drafted += 1
         rows = forward_batch.input_ids.shape[0]
         out = SimpleNamespace(
             next_token_logits=self.random(rows, VOCAB), hidden_states=self.random(rows, HIDDEN)

@@ -23,7 +23,7 @@ SHARES = (0.001, 0.2, 0.4, 0.6, 0.8, 1.0)  # of all drafts; SGLang takes no budg
 ENVIRONMENT = {forced_drafts.VARIABLE: "1", "DSPARK_VERIFY": "scheduled"}
 PROMPT_TOKENS = 64
 
-Run = Callable[[int, int], float]
+Run = Callable[[int, int, bool], float]
 
 
 def measure(
@@ -41,26 +41,28 @@ def measure(
     while does so for all of them.
 
     Args:
-        run: (requests, steps) completes that many requests of that many steps in one batch, and
-            returns the rows of a step of the whole batch, on average.
+        run: (requests, steps, whether they draft) completes that many requests of that many steps
+            in one batch, and returns the rows of a step of the whole batch, on average.
     """
-    seconds: dict[tuple[int, float], list[float]] = {}
-    rows: dict[tuple[int, float], list[float]] = {}
+    seconds: dict[tuple[int, float | None], list[float]] = {}
+    rows: dict[tuple[int, float | None], list[float]] = {}
     for _ in range(repeats):
         for requests in batch_sizes:
-            for share in SHARES:
-                set_share(share)
+            for share in (*SHARES, None):  # None: without a draft
+                if share is not None:
+                    set_share(share)
+                drafts = share is not None
                 start = clock()
-                run(requests, steps)
+                run(requests, steps, drafts)
                 middle = clock()
-                found = run(requests, 2 * steps)
+                found = run(requests, 2 * steps, drafts)
                 elapsed = (clock() - middle) - (middle - start)
                 rows.setdefault((requests, share), []).append(found)
                 if elapsed > 0:  # noise can exceed a very short run
                     seconds.setdefault((requests, share), []).append(elapsed / steps)
     # A budget may admit fewer rows than it could: drafts without a chance are never verified.
     return [
-        Sample(requests, round(fmean(rows[requests, share])), time)
+        Sample(requests, round(fmean(rows[requests, share])), time, share is not None)
         for (requests, share), times in seconds.items()
         for time in times
     ]
@@ -83,16 +85,17 @@ def profile(
     """Measure a running server that was started with `ENVIRONMENT`."""
     draw = random.Random(0)
 
-    def run(requests: int, tokens: int) -> float:
+    def run(requests: int, tokens: int, drafts: bool) -> float:
         prompts = [[draw.randrange(2, 500) for _ in range(PROMPT_TOKENS)] for _ in range(requests)]
-        outputs = server.generate_batch(prompts, tokens, custom_params={"draft": "random"})
+        wish = {"draft": "random" if drafts else forced_drafts.NONE}
+        outputs = server.generate_batch(prompts, tokens, custom_params=wish)
         return sum(output.meta["spec_cap_length"] for output in outputs)
 
     def set_share(share: float) -> None:
         body = {"server_args": {"dspark_force_budget_frac": share}}
         server.request("/set_internal_state", body)
 
-    run(max(batch_sizes), 4)  # warm-up
+    run(max(batch_sizes), 4, True)  # warm-up
     return step_cost.from_samples(measure(run, set_share, batch_sizes, steps, repeats, clock))
 
 
@@ -128,4 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     for steps in cost:
         for rows, seconds in zip(steps.rows, steps.seconds, strict=True):
             print(f"{steps.requests:4d} requests {rows:4d} rows  {1000 * seconds:8.2f} ms a step")
+        if steps.without_draft is not None:
+            shown = f"{1000 * steps.without_draft:8.2f} ms a step without a draft"
+            print(f"{steps.requests:4d} requests {steps.requests:4d} rows  {shown}")
     return 0

@@ -7,6 +7,7 @@ its end is none of its output, and neither is a step that ran once more for a fi
 from typing import Any, NamedTuple
 
 from dspark.host import finish
+from dspark.host.sampling_info import is_sampled
 
 
 class Delivered(NamedTuple):
@@ -56,17 +57,20 @@ def resolve(processor: Any, result: Any, batch: Any) -> list[list[int]]:
     runs = [run or [] for run in result.grammar_retained_tokens]
     accepted, capped = result.accept_lens.tolist(), result.cap_lens.tolist()
     uncapped = result.block_accept_lens.tolist()
-    steps = []
+    steps, sampled = [], []
     for i, (req, run) in enumerate(zip(batch.reqs, runs, strict=True)):
         if not run:
             continue
         whole = uncapped[i] if len(run) == accepted[i] else len(run)
         steps.append(Delivered(len(run), whole, capped[i]))
+        sampled.append(is_sampled(req.sampling_params))
         _count_for_request(req, steps[-1])
     processor.model_worker.on_verify_complete_cpu(
         [step.tokens - 1 for step in steps],
         batch_size=len(steps),
         acceptable_rows=[step.rows for step in steps],
+        sampled=sampled,
+        turn=result.turn,
     )
     _count_for_server(processor.metrics_reporter, result, steps, len(batch.reqs))
     return runs

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 
 from dspark import options
 from dspark.errors import UsageError
-from dspark.host import capabilities, config_file, memory_flags, start_log, tuned, warm_up
+from dspark.host import (
+    capabilities,
+    config_file,
+    memory_flags,
+    start_log,
+    step_measure,
+    tuned,
+    warm_up,
+)
 from dspark.host.config_file import ARCHITECTURE, read_config
 from dspark.host.draft_checkpoint import has_own_directory, with_draft
 from dspark.speculation.settings import Settings
@@ -172,6 +180,7 @@ def resolve(original, server_args) -> None:
     warm_up.register()
     if not on_cpu:  # a CPU compiles nothing
         warm_up.ask_for(server_args)
+    step_measure.ask_for(server_args)
     original(server_args)
 
 

@@ -46,9 +46,13 @@ def request_params(info: Any) -> RequestParams:
     )
 
 
+def is_sampled(params: Any) -> bool:
+    """params: SGLang's SamplingParams of one request; a greedy one arrives as top_k 1."""
+    return params.top_k > 1
+
+
 def _samples_without_seed(params: Any) -> bool:
-    """params: SGLang's SamplingParams of one request."""
-    return params.top_k > 1 and params.sampling_seed is None
+    return is_sampled(params) and params.sampling_seed is None
 
 
 def seeds_of(reqs: Sequence[Any], server_seed: int) -> torch.Tensor:

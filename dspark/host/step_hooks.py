@@ -65,6 +65,20 @@ def add_dspark_section(original, scheduler, recv_req):
     return output
 
 
+def measure_steps(original, scheduler, recv_req):
+    """A warm-up begins or ends to measure what steps cost."""
+    if not is_ours():
+        return original(scheduler, recv_req)
+    from dspark.host.step_measure import KEY
+
+    if KEY not in recv_req.server_args:
+        return original(scheduler, recv_req)
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    scheduler.draft_worker.measure_steps(bool(recv_req.server_args[KEY]))
+    return SetInternalStateReqOutput(updated=True)
+
+
 def decode_between_chunks(original, scheduler, running_batch):
     """SGLang runs all chunks of a long prompt before the next decode step."""
     if is_ours():

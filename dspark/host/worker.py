@@ -21,20 +21,25 @@ from sglang.srt.speculative.draft_worker_common import (
     make_draft_block_spec_info,
 )
 
-from dspark.host import forwards, metrics, sampling_info
+from dspark.host import forwards, metrics, sampling_info, step_costs
 from dspark.host.draft_input import draft_input
+from dspark.host.step_result import StepResult
 from dspark.kernels.accept import Accept
 from dspark.kernels.collective import gather_vocab, transport
 from dspark.kernels.common.argmax import token_of
 from dspark.speculation import forced_drafts, ranks, sampling
 from dspark.speculation.accept import accept, committed_slots
-from dspark.speculation.budget import Mode, VerifyRows
+from dspark.speculation.budget import Mode, VerifyRows, same_rows
+from dspark.speculation.draft_gate import DraftGate, Result
 from dspark.speculation.monitor import AcceptanceMonitor
 from dspark.speculation.packing import Packing, packing_of
 from dspark.speculation.penalties import Penalties, any_penalised
 from dspark.speculation.propose import DraftHead, Proposal, propose, with_bonus
 from dspark.speculation.sampling import BROKEN, Requests
 from dspark.speculation.settings import Settings
+from dspark.speculation.step_cost import Source, StepCost
+from dspark.speculation.step_timer import StepTimer
+from dspark.speculation.turn import DRAFT, NO_DRAFT, Turn
 from dspark.state.upload import Upload
 from dspark.target.draft import block_ids
 
@@ -91,6 +96,8 @@ class DSparkWorker(BaseSpecWorker):
         self.monitor = AcceptanceMonitor(self.depth)
         self.counters = metrics.counters_of(server_args, self.draft.rank, self.depth)
         self.settings = Settings.from_environment(self.gamma)
+        self.server_args = server_args
+        self.timer: StepTimer | None = None  # while steps are measured
 
     # Life cycle.
 
@@ -104,6 +111,7 @@ class DSparkWorker(BaseSpecWorker):
         self.penalties: Penalties | None = None  # built when the first request asks for one
         self.scheduler = self.settings.scheduler(self.depth, slots, self.device)
         self.calibration = self.settings.online_calibration(self.device)
+        self._find_costs()
         self.block_info = make_draft_block_spec_info(draft_token_num=self.gamma, device=self.device)
         self.head = DraftHead(
             self.draft.weights.markov_w1,
@@ -122,6 +130,32 @@ class DSparkWorker(BaseSpecWorker):
             self.draft.rank,
         )
 
+    def _find_costs(self) -> None:
+        """What steps cost, as the operator or an earlier start says."""
+        if not self.settings.measures_steps:
+            given = self.settings.cost
+            self._use_costs(given, Source.NONE if given is None else Source.GIVEN)
+            return
+        described = step_costs.describe(self.server_args, self.device)
+        kept = step_costs.find_kept(described, self.group)
+        self._use_costs(kept, Source.WANTED if kept is None else Source.KEPT)
+
+    def _use_costs(self, cost: StepCost | None, source: Source) -> None:
+        self.scheduler.cost, self.cost_source = cost, source
+        self.gate: DraftGate | None = None
+        if cost is not None and self.settings.mode is Mode.SCHEDULED:
+            self.gate = DraftGate(cost, self.depth)
+
+    def measure_steps(self, begin: bool) -> None:
+        """Begin to measure what steps cost, or end that and go by it. All ranks do it at once."""
+        timer, self.timer = self.timer, StepTimer(self.depth) if begin else None
+        if begin or timer is None:
+            return
+        described = step_costs.describe(self.server_args, self.device)
+        cost = step_costs.made(timer.samples, self.depth, described, self.group)
+        if cost is not None:
+            self._use_costs(cost, Source.MEASURED)
+
     # One batch.
 
     @torch.no_grad()
@@ -134,6 +168,8 @@ class DSparkWorker(BaseSpecWorker):
 
     def _prefill(self, batch, on_publish) -> GenerationBatchResult:
         """Run prompt rows; the draft learns of all of them before the scheduler moves any page."""
+        if self.timer is not None:
+            self.timer.interrupt()
         self._admit(batch)
         out = self._target_worker.forward_batch_generation(
             batch,
@@ -152,11 +188,12 @@ class DSparkWorker(BaseSpecWorker):
         return out
 
     def _decode(self, batch, on_publish, grammar_barrier) -> GenerationBatchResult:
+        turn = self._turn(batch)
         requests = sampling_info.requests_of(batch, self.seeds, self.seeded)
         places = self._places(requests)
-        proposal = self._propose(batch, requests)
-        rows = self._schedule(proposal, requests)
-        candidates = with_bonus(requests, proposal.tokens)
+        proposal = self._propose(batch, requests) if turn.draft else None
+        rows = self._schedule(proposal, requests, turn)
+        candidates = with_bonus(requests, self._drafts(proposal, requests))
 
         packing = packing_of(rows.run, self.verify_width) if self.packs else None
 
@@ -184,7 +221,7 @@ class DSparkWorker(BaseSpecWorker):
         self._collect(proposal, outcome)
         if batch.return_logprob:
             sampling_info.store_logprobs(out.logits_output, judged.logits, outcome.tokens, batch)
-        return GenerationBatchResult(
+        return StepResult(
             logits_output=out.logits_output,
             next_token_ids=ranks.emitted(outcome, agreement).flatten(),
             accept_lens=outcome.commit_len,
@@ -194,6 +231,7 @@ class DSparkWorker(BaseSpecWorker):
             next_draft_input=draft_input(outcome.bonus, outcome.new_len),
             new_seq_lens=outcome.new_len,
             speculative_num_draft_tokens=self.verify_width,
+            turn=turn,
         )
 
     # The parts of a prompt batch.
@@ -234,6 +272,16 @@ class DSparkWorker(BaseSpecWorker):
 
     # The parts of a decode step, in the order they run.
 
+    def _turn(self, batch) -> Turn:
+        """What the step does, by what the host knows."""
+        if self.timer is not None:
+            return self.timer.turn(len(batch.reqs))
+        if self.forced is not None and forced_drafts.nobody_drafts(batch.reqs):
+            return NO_DRAFT
+        if self.gate is None or self.scheduler.is_forced:
+            return DRAFT
+        return self.gate.turn([sampling_info.is_sampled(req.sampling_params) for req in batch.reqs])
+
     def _places(self, requests: Requests) -> Places:
         table = self.target_runner.req_to_token_pool.req_to_token
         position = requests.committed[:, None] + self.row
@@ -249,22 +297,35 @@ class DSparkWorker(BaseSpecWorker):
             out.next_token_logits, out.hidden_states, requests, self.head, self.depth, self.forced
         )
 
-    def _schedule(self, proposal: Proposal, requests: Requests) -> VerifyRows:
+    def _schedule(self, proposal: Proposal | None, requests: Requests, turn: Turn) -> VerifyRows:
+        if proposal is None:
+            return same_rows(requests.slot, 1, 1)
+        if turn.measured is not None:
+            return same_rows(requests.slot, 1 + turn.measured, 1)
+        if turn.explore:
+            self.scheduler.admit(requests.slot)
         trust = proposal.confidence
         if self.calibration is not None:
             trust = self.calibration.corrected(trust, requests.params.temperature > 0)
         return self.scheduler.rows(trust, requests.slot)
 
+    def _drafts(self, proposal: Proposal | None, requests: Requests) -> torch.Tensor:
+        """i64 [R, depth] tokens; where nothing was drafted no row of them runs."""
+        if proposal is not None:
+            return proposal.tokens
+        return requests.bonus.new_zeros(len(requests.bonus), self.depth)
+
     def _learn(
-        self, proposal: Proposal, requests: Requests, outcome: Accept, rows: VerifyRows
+        self, proposal: Proposal | None, requests: Requests, outcome: Accept, rows: VerifyRows
     ) -> None:
-        if self.calibration is not None:
-            self.calibration.learn(
-                proposal.confidence,
-                requests.params.temperature > 0,
-                outcome.accepted + outcome.trimmed,
-                rows.run,
-            )
+        if self.calibration is None:
+            return
+        sampled = requests.params.temperature > 0
+        if proposal is None:
+            self.calibration.age(sampled)
+            return
+        right = outcome.accepted + outcome.trimmed
+        self.calibration.learn(proposal.confidence, sampled, right, rows.run)
 
     def _verify(
         self,
@@ -366,8 +427,8 @@ class DSparkWorker(BaseSpecWorker):
 
     # What the scheduler asks and tells besides.
 
-    def _collect(self, proposal: Proposal, outcome: Accept) -> None:
-        if self.settings.samples is not None and self.draft.rank == 0:
+    def _collect(self, proposal: Proposal | None, outcome: Accept) -> None:
+        if self.settings.samples is not None and proposal is not None and self.draft.rank == 0:
             self.settings.samples.add(proposal.confidence_logit, outcome.accepted)
 
     def on_verify_complete_cpu(
@@ -375,13 +436,21 @@ class DSparkWorker(BaseSpecWorker):
         num_correct_drafts_per_req: list[int],
         batch_size: int = 0,
         acceptable_rows: Sequence[int] = (),
+        sampled: Sequence[bool] = (),
+        turn: Turn = DRAFT,
     ) -> None:
-        """acceptable_rows: of each request; `accepted_runs` knows them besides."""
+        """Of each request, what `accepted_runs` knows besides: rows that might be accepted, and
+        whether it samples. turn: of the step."""
+        if turn.measured is not None:
+            return  # nobody asked for it
         whole = self.settings.mode is Mode.CAP_ACCEPT  # which runs all of them
         rows = [self.verify_width] * batch_size if whole else acceptable_rows
         self.monitor.record(num_correct_drafts_per_req, rows)
         if self.counters is not None:
             self.counters.record(num_correct_drafts_per_req, rows)
+        if turn.counts and self.gate is not None:
+            each = zip(sampled, num_correct_drafts_per_req, rows, strict=True)
+            self.gate.record([Result(draws, right, run - 1) for draws, right, run in each])
 
     def set_dspark_forced_budget_frac(self, frac: float | None) -> None:
         """Fix the verify budget to a share of all drafts (SGLang's `set_internal_state`)."""
@@ -394,6 +463,8 @@ class DSparkWorker(BaseSpecWorker):
             "depth": self.depth,
             "forced_drafts": self.forced is not None,
             "bytes_from_other_ranks": dict(transport.received),
+            "step_cost": self.cost_source.value,
+            "steps_without_draft": 0 if self.gate is None else self.gate.without_draft,
             "online_calibration": self.calibration and self.calibration.report(),
             **self.settings.report(),
             **self.monitor.report(),
@@ -403,6 +474,8 @@ class DSparkWorker(BaseSpecWorker):
         self.monitor = AcceptanceMonitor(self.depth)
         if self.calibration is not None:
             self.calibration.forget()
+        if self.gate is not None:
+            self.gate.forget()
 
     def block_accept_estimate_log_suffix(self) -> str | None:
         return self.monitor.warning

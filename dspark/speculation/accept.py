@@ -23,7 +23,7 @@ SLICE = 8
 def accept(
     candidates: torch.Tensor,
     logits: torch.Tensor,
-    proposal: Proposal,
+    proposal: Proposal | None,
     requests: Requests,
     rows: VerifyRows,
     group: Group,
@@ -33,12 +33,15 @@ def accept(
     """The same outcome on every rank, and the same bits in both layouts of the rows.
 
     What the target chooses by itself judges the drafts of greedy and of seeded requests. Those of
-    requests that sample without a seed are judged by rejection, which accepts a few more.
+    requests that sample without a seed are judged by rejection, which accepts a few more. Where
+    nothing was drafted there is nothing to judge: all emit what the target chooses, which has the
+    law of the target for each of them.
 
     Args:
         candidates: i64 [R, V].
         logits: f32 [R * V, N] adjusted to what the requests asked for; tails are cut here. With a
             `packing` f32 [T, N].
+        proposal: None where nothing was drafted; `rows` are one a request then.
         first_column: where `logits` holds only this rank's columns of the vocabulary, the token of
             the first; all requests are greedy then. None: all columns.
     """
@@ -60,6 +63,8 @@ def accept(
     if packing is not None:
         choice = packing.spread(choice, NOTHING)
     outcome = accept_chosen(candidates, choice, **lengths)
+    if proposal is None:
+        return outcome
     for some in _unseeded(requests):
         part = _reject(candidates, logits, cut, proposal, requests, rows, some, group, packing)
         for whole, of_some in zip(outcome, part, strict=True):

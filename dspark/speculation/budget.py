@@ -32,6 +32,11 @@ class VerifyRows(NamedTuple):
     acceptable: torch.Tensor  # rows that may be accepted, 1..run
 
 
+def same_rows(slot: torch.Tensor, run: int, acceptable: int) -> VerifyRows:
+    """The same of every request. slot: i64 [R]."""
+    return VerifyRows(*(torch.full_like(slot, n, dtype=torch.int32) for n in (run, acceptable)))
+
+
 def best_budget(chance: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
     """Draft rows K that maximise expected tokens a second: (R + sum of the K largest) / seconds.
 
@@ -72,6 +77,11 @@ class VerifyScheduler:
         self.remembered = torch.ones(slots, gamma, device=device)
         self.forced_rows: int | None = None  # a fixed budget, for measurements
         self.forced_share: float | None = None  # of all drafts, for measurements
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the budget does not depend on what steps cost."""
+        return self.forced_rows is not None or self.forced_share is not None
 
     def admit(self, slot: torch.Tensor) -> None:
         """Forget the previous owner. slot: i64 [n]."""

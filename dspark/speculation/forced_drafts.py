@@ -4,7 +4,8 @@ With `DSPARK_FORCED_DRAFTS=1` a request may carry, in `sampling_params.custom_pa
 `{"draft": kind, "continuation": [ids]}`, and `"only_rank": r` to have its drafts forced on one
 tensor-parallel rank, as a faulty card would. Kinds: `oracle` proposes the continuation, so that a
 target which says the same accepts everything; `wrong` always proposes something else; `wrong@k`
-is right k times a block, then wrong; `random` needs no continuation. The verify path does not
+is right k times a block, then wrong; `random` needs no continuation; `none` drafts nothing while
+all requests of its batch ask for that, and is the model's own otherwise. The verify path does not
 know where drafts come from.
 """
 
@@ -21,20 +22,32 @@ from dspark.kernels.common import rng
 VARIABLE = "DSPARK_FORCED_DRAFTS"
 RANDOM = -2
 MODEL = -1  # the request's drafts are the model's own
+NONE = "none"
 
 
 def right_drafts(kind: str, depth: int) -> int:
-    """How many drafts of a block follow the continuation; RANDOM for none at all.
+    """How many drafts of a block follow the continuation; RANDOM for none at all, MODEL for `none`.
 
     Raises:
         UsageError: unknown kind.
     """
+    if kind == NONE:
+        return MODEL
     match = re.fullmatch(r"(oracle|random|wrong)(?:@(\d+))?", kind)
     if match is None or (match[2] and match[1] != "wrong"):
-        raise UsageError(f"A forced draft is oracle, wrong, wrong@k or random, not {kind!r}.")
+        raise UsageError(f"A forced draft is oracle, wrong, wrong@k, random or none, not {kind!r}.")
     if match[1] == "random":
         return RANDOM
     return depth if match[1] == "oracle" else min(int(match[2] or 0), depth)
+
+
+def wish_of(req: Any) -> dict[str, Any]:
+    return req.sampling_params.custom_params or {}
+
+
+def nobody_drafts(reqs: Sequence[Any]) -> bool:
+    """Whether all requests of a batch ask for no draft."""
+    return all(wish_of(req).get("draft") == NONE for req in reqs)
 
 
 class ForcedDrafts:
@@ -51,7 +64,7 @@ class ForcedDrafts:
     def admit(self, slots: Sequence[int], reqs: Sequence[Any]) -> None:
         """Read what each request asks for."""
         for slot, req in zip(slots, reqs, strict=True):
-            wish = req.sampling_params.custom_params or {}
+            wish = wish_of(req)
             kind = wish.get("draft") if wish.get("only_rank", self.rank) == self.rank else None
             self.right[slot] = MODEL if kind is None else right_drafts(kind, self.depth)
             self.prompt_len[slot] = len(req.origin_input_ids)

@@ -44,6 +44,14 @@ def corrected(seen: Seen, confidence: Tensor, sampled: Tensor) -> Tensor:
     return (clean + mean.gather(1, _cell(clean, sampled).T).T).clamp(0.0, 1.0)
 
 
+def aged(seen: Seen, sampled: Tensor) -> Seen:
+    """What is left of it after a step of these requests. sampled: bool [R], False = greedy."""
+    cells = torch.arange(seen.tested.shape[1], device=sampled.device)
+    steps = torch.where(cells < BINS, (~sampled).sum(), sampled.sum())
+    kept = DECAY**steps
+    return Seen(seen.tested * kept, seen.surplus * kept)
+
+
 def updated(seen: Seen, confidence: Tensor, sampled: Tensor, right: Tensor, rows: Tensor) -> Seen:
     """What has been seen after one more step.
 
@@ -62,12 +70,8 @@ def updated(seen: Seen, confidence: Tensor, sampled: Tensor, right: Tensor, rows
     cells = torch.arange(seen.tested.shape[1], device=clean.device)
     # [R, gamma, C], one cell of each judged draft
     hit = ((_cell(clean, sampled)[..., None] == cells) & judged[..., None]).float()
-    steps = torch.where(cells < BINS, (~sampled).sum(), sampled.sum())
-    kept = DECAY**steps
-    return Seen(
-        seen.tested * kept + hit.sum(0),
-        seen.surplus * kept + (hit * surplus[..., None]).sum(0),
-    )
+    before = aged(seen, sampled)
+    return Seen(before.tested + hit.sum(0), before.surplus + (hit * surplus[..., None]).sum(0))
 
 
 def _clean(confidence: Tensor) -> Tensor:
@@ -100,6 +104,10 @@ class OnlineCalibration:
 
     def learn(self, confidence: Tensor, sampled: Tensor, right: Tensor, rows: Tensor) -> None:
         self._seen = updated(self._seen, confidence, sampled, right, rows)
+
+    def age(self, sampled: Tensor) -> None:
+        """A step of these requests drafted nothing."""
+        self._seen = aged(self._seen, sampled)
 
     def report(self) -> dict[str, Any]:
         """By class and position: drafts tested lately, and their mean surplus."""

@@ -8,7 +8,7 @@ import torch
 from dspark import options
 from dspark.errors import UsageError
 from dspark.speculation import calibration as calibrations
-from dspark.speculation import step_cost
+from dspark.speculation import forced_drafts, step_cost
 from dspark.speculation.budget import Mode, VerifyScheduler
 from dspark.speculation.calibration import SampleFile
 from dspark.speculation.online_calibration import OnlineCalibration
@@ -43,6 +43,13 @@ class Settings(NamedTuple):
             )
         return made
 
+    @property
+    def measures_steps(self) -> bool:
+        """Whether the server is to find out by itself what its steps cost."""
+        decided = self.cost is not None or self.budget is not None
+        forced = os.environ.get(forced_drafts.VARIABLE) == "1"  # they say nothing of the model's
+        return self.mode is not Mode.STATIC and not decided and not forced
+
     def scheduler(self, depth: int, slots: int, device: torch.device | str) -> VerifyScheduler:
         made = VerifyScheduler(self.mode, self.gamma, depth, slots, self.cost, device)
         made.forced_rows = self.budget
@@ -61,7 +68,6 @@ class Settings(NamedTuple):
         return {
             "verify_mode": self.mode.value,
             "verify_budget": self.budget,
-            "step_cost_table": self.cost is not None,
             "calibrated": self.calibration is not None,
             "clears_rejected_state": self.clear_rejected,
         }

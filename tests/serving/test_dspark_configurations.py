@@ -5,11 +5,11 @@ import pytest
 from separated import separate
 from serving.conftest import STRICT
 from serving.prompts import MIXED, prompt
-from serving.test_dspark_identity import FORCED, TOKENS
+from serving.test_dspark_identity import FORCED, TOKENS, WISHES
 from serving.test_target_only import CHUNKED, RETRACTING, WHOLE, ids, wait_idle
 
 from dspark.commands.local_server import LocalServer
-from dspark.speculation import calibration, step_cost
+from dspark.speculation import calibration, step_cost, step_timer
 from dspark.target.checkpoint.names import draft_tensors, total_bytes
 from dspark.target.config import ModelConfig
 
@@ -152,6 +152,43 @@ def test_calibrated_confidences_and_a_cost_table(serving, tmp_path):
     assert ids(outputs) == truth
     section = server.info()["internal_states"][0]["dspark"]
     assert section["calibrated"]
-    assert section["step_cost_table"]
+    assert section["step_cost"] == "given"
     caps = [o.meta["spec_cap_length"] for o in outputs]
     assert 1.0 <= sum(caps) / len(caps) < 5.5  # rows verified a step: fewer than all 6
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("without", [1, 9], ids=["pausing", "drafting"])
+def test_drafting_pauses_beside_every_kind_of_request(serving, tmp_path, without):
+    """A draft that makes a step ten times as long, and one that costs a tenth of it."""
+    cost = [step_cost.Steps(n, (n, 6 * n), (0.010, 0.011), 0.001 * without) for n in (1, 8)]
+    step_cost.save(tuple(cost), tmp_path / "cost.json")
+    env = (("DSPARK_VERIFY", "scheduled"), ("DSPARK_STEP_COST", str(tmp_path / "cost.json")))
+    server = serving((*CHUNKED, *DSPARK), env, acceptance="medium")
+    plain = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 100}
+    for logprobs in (False, True):
+        body = {
+            "input_ids": PROMPTS,
+            "sampling_params": [plain | wish for wish in WISHES],
+            "return_logprob": logprobs,
+        }
+        theirs = serving(CHUNKED, acceptance="medium").request("/generate", body)
+        ours = server.request("/generate", body)
+        assert [a["output_ids"] for a in ours] == [a["output_ids"] for a in theirs]
+    section = server.info()["internal_states"][0]["dspark"]
+    assert (section["steps_without_draft"] > 100) == (without == 1)
+
+
+@pytest.mark.deep
+def test_a_server_measures_its_steps_at_its_first_start(tiny, truth, tmp_path):
+    env = STRICT | {"DSPARK_VERIFY": "scheduled", "XDG_CACHE_HOME": str(tmp_path)}
+    for source in ("measured at start", "measured at an earlier start"):
+        with LocalServer(tiny, (*CHUNKED, *DSPARK), env) as server:
+            section = server.info()["internal_states"][0]["dspark"]
+            assert section["step_cost"] == source
+            # SGLang's own first request; those of the measurement are forgotten.
+            assert section["verify_steps"] < step_timer.steps_of(5)
+            assert ids(server.generate_batch(PROMPTS, TOKENS)) == truth
+            assert "Traceback" not in server.log()
+    (file,) = (tmp_path / "sglang-dspark").iterdir()
+    assert {1, 8} <= {steps.requests for steps in step_cost.load(file)}

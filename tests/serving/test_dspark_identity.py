@@ -76,7 +76,13 @@ def test_drafts_of_the_model(server, truth):
 
 @pytest.mark.parametrize(
     ("kind", "shortest", "longest"),
-    [("oracle", 5.5, 6.0), ("wrong", 1.0, 1.05), ("wrong@2", 2.8, 3.1), ("random", 1.0, 1.5)],
+    [
+        ("oracle", 5.5, 6.0),
+        ("wrong", 1.0, 1.05),
+        ("wrong@2", 2.8, 3.1),
+        ("random", 1.0, 1.5),
+        ("none", 1.0, 1.05),
+    ],
 )
 def test_forced_drafts(server, truth, kind, shortest, longest):
     outputs = forced(server, [kind] * len(PROMPTS), truth)
@@ -87,6 +93,21 @@ def test_forced_drafts(server, truth, kind, shortest, longest):
 def test_every_kind_of_draft_in_one_batch(server, truth):
     kinds = ["oracle", "wrong", None, "wrong@1", "random", "wrong@4", "oracle", None]
     assert ids(forced(server, kinds, truth)) == truth
+
+
+def test_drafting_stops_and_goes_on_in_the_middle_of_requests(server, truth):
+    """Short requests that draft come and go beside long ones that only draft beside them."""
+    right = [{"draft": "oracle", "continuation": truth[i]} for i in range(3)]
+    with ThreadPoolExecutor(4) as threads:
+        long = threads.submit(
+            server.generate_batch, PROMPTS[4:], TOKENS, custom_params={"draft": "none"}
+        )
+        short = [
+            threads.submit(server.generate, PROMPTS[i], 12, custom_params=wish)
+            for i, wish in enumerate(right)
+        ]
+        assert [job.result().ids for job in short] == [text[:12] for text in truth[:3]]
+        assert ids(long.result()) == truth[4:]
 
 
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.7])
@@ -113,6 +134,23 @@ WISHES = (
     {"temperature": 1.2, "sampling_seed": 13, "presence_penalty": 0.4},
     {"temperature": 1.0, "sampling_seed": 14, "regex": "[0-9]{20}", "ignore_eos": False},
 )
+
+
+@pytest.mark.parametrize("logprobs", [False, True], ids=["tokens", "logprobs"])
+def test_nothing_is_drafted_for_every_kind_of_request(serving, server, logprobs):
+    plain = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 24}
+    none = {"custom_params": {"draft": "none"}}
+    body = {
+        "input_ids": PROMPTS[: len(WISHES)],
+        "sampling_params": [plain | wish | none for wish in WISHES],
+        "return_logprob": logprobs,
+        "top_logprobs_num": 2,
+    }
+    ours, theirs = server.request("/generate", body), serving(TARGET).request("/generate", body)
+    assert [a["output_ids"] for a in ours] == [a["output_ids"] for a in theirs]
+    if logprobs:
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            assert [a["meta_info"][name] for a in ours] == [a["meta_info"][name] for a in theirs]
 
 
 @pytest.mark.parametrize("wishes", [WISHES[:1] + WISHES[2:4], WISHES], ids=["chosen", "adjusted"])
@@ -234,6 +272,9 @@ def test_what_an_operator_sees(server):
     by_position = section["acceptance_per_position"]
     assert by_position == sorted(by_position, reverse=True)
     assert {"warning", "stuck_steps"} <= section.keys()
+    tested = section["online_calibration"]["greedy"]["tested"]
+    assert tested[0] > 0
+    assert tested == sorted(tested, reverse=True)
     metrics = server.request("/metrics")
     for name in ("spec_accept_length", "spec_accept_rate", "spec_cap_length"):
         assert f"sglang:{name}" in metrics

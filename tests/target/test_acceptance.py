@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from greedy_steps import greedy_request
 from local_speculation import Speculation
 
 from dspark.target.checkpoint import presets
@@ -20,6 +21,24 @@ def runs(tmp_path_factory):
         make_checkpoint(directory, presets.tiny(), alpha=ACCEPTANCE[name])
         results[name] = Speculation(directory).generate(prompt, STEPS)
     return results
+
+
+def test_a_draft_that_was_not_asked_for_long_proposes_what_it_would_have(tmp_path):
+    """Blocks in every step before, and none: the target's rows are all it goes by."""
+    make_checkpoint(tmp_path / "model", presets.tiny(), alpha=ACCEPTANCE["medium"])
+    prompt = torch.randint(2, 511, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
+    drafting, paused = (Speculation(tmp_path / "model", torch.bfloat16) for _ in range(2))
+    emitted, accepted = drafting.generate(prompt, 12)
+    paused.run(prompt, 0)
+    paused.commit(PROMPT, 0)
+    for n, token in enumerate(emitted[:-1]):
+        paused.run([token], PROMPT + n)
+        paused.commit(1, PROMPT + n)
+    assert sum(accepted) > 5
+    last = greedy_request(1, PROMPT + len(emitted) - 1, emitted[-1])
+    expected, found = drafting.propose(last), paused.propose(last)
+    assert found.tokens.equal(expected.tokens)
+    assert found.confidence.equal(expected.confidence)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,11 @@ SEAMS = (
     Seam("managers.schedule_batch.NextBatchPlan", Use.CALL, ("batch_to_run", "running_batch")),
     Seam("managers.schedule_batch.ScheduleBatch.check_decode_mem", Use.CALL, ("selected_indices",)),
     Seam("managers.scheduler.Scheduler.get_internal_state", Use.HOOK, ("self", "recv_req")),
+    Seam("managers.scheduler.Scheduler.set_internal_state", Use.HOOK, ("self", "recv_req")),
+    Seam("managers.io_struct.SetInternalStateReqOutput", Use.CALL, ("updated",)),
+    Seam("managers.tokenizer_control_mixin._COMMUNICATOR_SPECS", Use.TABLE),
+    Seam("managers.tokenizer_control_mixin.TokenizerControlMixin.get_internal_state", Use.CALL),
+    Seam("distributed.parallel_state.GroupCoordinator.broadcast_object", Use.CALL, ("obj", "src")),
     Seam(
         "managers.tp_worker.TpModelWorker.forward_batch_generation",
         Use.CALL,
@@ -91,7 +96,7 @@ SEAMS = (
     ),
     Seam(
         "managers.utils.GenerationBatchResult",
-        Use.CALL,
+        Use.BASE,
         (
             "logits_output",
             "next_token_ids",

@@ -13,13 +13,13 @@ DEPTH = 5
 
 
 def test_step_times_are_differences_of_a_short_and_a_long_run():
-    """A machine whose step takes 8 ms, 2 ms a request and 1 ms a row; a batch begins in 3 s."""
+    """A step takes 8 ms, 2 ms a request, 1 ms a row and 4 ms for a draft; a batch begins in 3 s."""
     now, share, order = 0.0, 1.0, []
 
-    def run(requests, steps):
+    def run(requests, steps, drafts):
         nonlocal now
-        rows = requests + round(share * requests * DEPTH)
-        now += 3 + steps * (0.008 + 0.002 * requests + 0.001 * rows)
+        rows = requests + drafts * round(share * requests * DEPTH)
+        now += 3 + steps * (0.008 + 0.002 * requests + 0.001 * rows + 0.004 * drafts)
         order.append(requests)
         return rows
 
@@ -28,22 +28,23 @@ def test_step_times_are_differences_of_a_short_and_a_long_run():
         share = value
 
     samples = profile_steps.measure(run, set_share, [1, 4], 16, 3, clock=lambda: now)
-    assert order == ([1] * 12 + [4] * 12) * 3  # all sizes before any repeat
-    for requests, rows, seconds in samples:
-        assert seconds == pytest.approx(0.008 + 0.002 * requests + 0.001 * rows)
+    assert order == ([1] * 14 + [4] * 14) * 3  # all sizes before any repeat
+    for requests, rows, seconds, drafted in samples:
+        assert seconds == pytest.approx(0.008 + 0.002 * requests + 0.001 * rows + 0.004 * drafted)
     one, four = step_cost.from_samples(samples)
+    assert (one.without_draft, four.without_draft) == pytest.approx((0.011, 0.020))
     assert one.rows == (1, 2, 3, 4, 5, 6)
     assert four.rows == (4, 8, 12, 16, 20, 24)
 
 
 def test_rows_that_really_ran_count_and_noise_that_hides_a_step_does_not():
     """Drafts without a chance are not verified, whatever the budget; one long run was too short."""
-    times = iter([0, 1, 2.5, 10, 11, 11.5] * 6)
+    times = iter([0, 1, 2.5, 10, 11, 11.5] * 7)
     samples = profile_steps.measure(
-        lambda requests, _: 3.6, lambda _: None, [2], 10, 2, clock=lambda: next(times)
+        lambda *_: 3.6, lambda _: None, [2], 10, 2, clock=lambda: next(times)
     )
     assert {(s.requests, s.rows) for s in samples} == {(2, 4)}
-    assert [s.seconds for s in samples] == pytest.approx([0.05] * 6)
+    assert [s.seconds for s in samples] == pytest.approx([0.05] * 7)
 
 
 def test_processor_time_is_that_of_all_processes_of_the_server():

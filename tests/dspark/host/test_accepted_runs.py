@@ -5,18 +5,19 @@ from types import SimpleNamespace
 
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
-from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from dspark.host.accepted_runs import resolve
 from dspark.host.server_section import running
+from dspark.host.step_result import StepResult
+from dspark.speculation.turn import NO_DRAFT
 
 DEPTH = 5
 
 
-def request(limit: int) -> Req:
-    params = SamplingParams(max_new_tokens=limit, ignore_eos=True)
+def request(limit: int, temperature: float = 1.0) -> Req:
+    params = SamplingParams(max_new_tokens=limit, ignore_eos=True, temperature=temperature)
     params.normalize(None)
     req = Req("rid", "", array("q", [5, 6]), params, vocab_size=100)
     req.output_ids.append(7)
@@ -25,16 +26,17 @@ def request(limit: int) -> Req:
 
 
 def test_a_cut_run_and_a_finished_request():
-    whole, cut, finished = request(20), request(3), request(20)
+    whole, cut, finished = request(20), request(3, temperature=0.0), request(20)
     finished.finished_reason = FINISH_LENGTH(1)
     reqs = [whole, cut, finished]
     width = DEPTH + 1
-    result = GenerationBatchResult(
+    result = StepResult(
         next_token_ids=torch.arange(10, 10 + 3 * width),
         accept_lens=torch.tensor([4, 6, 3]),
         block_accept_lens=torch.tensor([5, 6, 3]),
         cap_lens=torch.tensor([4, 6, 6]),
         speculative_num_draft_tokens=width,
+        turn=NO_DRAFT,
     )
     records = []
     processor = SimpleNamespace(
@@ -50,7 +52,8 @@ def test_a_cut_run_and_a_finished_request():
     assert [req.spec_num_correct_drafts for req in reqs] == [3, 1, 0]
     assert [req.spec_num_block_accept_tokens for req in reqs] == [5, 2, 0]
     assert [req.spec_num_cap_tokens for req in reqs] == [4, 6, 0]
-    assert records == [([3, 1], {"batch_size": 2, "acceptable_rows": [4, 6]})]
+    told = {"batch_size": 2, "acceptable_rows": [4, 6], "sampled": [True, False], "turn": NO_DRAFT}
+    assert records == [([3, 1], told)]
     # SGLang adds the three rows of the batch to both of these.
     assert result.num_correct_drafts + len(reqs) == 6
     assert processor.metrics_reporter.spec_num_forward_ct + len(reqs) == 2

@@ -103,6 +103,7 @@ calls += [
     sampling_hooks.count_penalties_at_forward(original, None, None, overlap=True),
     sampling_hooks.penalise_in_order(original, None, None),
     step_hooks.decode_between_chunks(original, None, None),
+    step_hooks.measure_steps(original, None, None),
     control_hooks.keep_one_profile(original, None, None),
     loading_hooks.hand_over_directory(original, None, None),
 ]

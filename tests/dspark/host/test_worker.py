@@ -4,6 +4,8 @@ Asking the device for a value would make the host wait for the step in flight. O
 a value to the host, or whose output shape depends on values, are trapped while a step runs.
 """
 
+import random
+
 import pytest
 import torch
 from no_sync import NoSync
@@ -15,6 +17,14 @@ from served_batches import (
     prompt_batch,
     request,
 )
+
+from dspark.host import step_costs
+from dspark.speculation import step_cost, step_cost_cache
+from dspark.speculation.draft_gate import COUNTS, EXPLORE
+from dspark.speculation.settings import Settings
+from dspark.speculation.step_cost import Steps
+from dspark.speculation.step_timer import COUNTING, SETTLING, steps_of
+from dspark.speculation.turn import DRAFT, NO_DRAFT
 
 SLOT = torch.tensor([2, 5, 3])
 PROMPTS = [125, 7, 300]  # the first request's verify rows cross a C128 boundary
@@ -28,10 +38,18 @@ def follow_truth(candidates: torch.Tensor) -> torch.Tensor:
     return CERTAIN[(candidates + 1).flatten() % VOCAB]
 
 
-def served(monkeypatch, wishes, target=follow_truth, each=({}, {}, {}), **sampling):
+def served(
+    monkeypatch,
+    wishes,
+    target=follow_truth,
+    each=({}, {}, {}),
+    texts=None,
+    **sampling,
+):
     """(stand-ins, worker, first decode batch) after the prompts.
 
-    wishes: kinds of forced drafts. each: sampling of each request, `sampling` that of all.
+    wishes: kinds of forced drafts, of `texts` (TRUTH). each: sampling of each request, `sampling`
+    that of all.
     """
     monkeypatch.setenv("DSPARK_FORCED_DRAFTS", "1")
     stand_ins = StandIns(target, WIDTH)
@@ -40,9 +58,9 @@ def served(monkeypatch, wishes, target=follow_truth, each=({}, {}, {}), **sampli
         request(n, f"r{i}", **sampling, **own)
         for i, (n, own) in enumerate(zip(PROMPTS, each, strict=True))
     ]
-    for req, kind in zip(reqs, wishes, strict=True):
+    for req, kind, text in zip(reqs, wishes, texts or [TRUTH.tolist()] * 3, strict=True):
         if kind is not None:
-            wish = {"draft": kind, "continuation": TRUTH.tolist()}
+            wish = {"draft": kind, "continuation": text}
             req.sampling_params.custom_params = wish
     stand_ins.prompt = CERTAIN[TRUTH[[0, 0, 0]]]
     stand_ins.state.slots.assigned(SLOT.tolist())
@@ -264,3 +282,170 @@ def test_static_verification_learns_nothing(monkeypatch):
     _, worker, batch = served(monkeypatch, ["oracle"] * 3, top_k=1)
     worker.forward_batch_generation(batch)
     assert learned(worker) is None
+
+
+MARKOV = 3 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(8))
+
+
+def looks_back(candidates: torch.Tensor) -> torch.Tensor:
+    """Logits of a target that looks at the last token only, wherever a step begins."""
+    return MARKOV[candidates.flatten()].clone()
+
+
+class Scripted:
+    """A gate that gives these turns, then pauses for ever."""
+
+    without_draft = 0
+
+    def __init__(self, turns):
+        self.turns, self.results = list(turns), []
+
+    def turn(self, sampled):
+        return self.turns.pop(0) if self.turns else NO_DRAFT
+
+    def record(self, results):
+        self.results += results
+
+
+TURNS = (NO_DRAFT, DRAFT, EXPLORE, DRAFT._replace(measured=3), DRAFT._replace(measured=0))
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize(
+    "asked", [each for name, each in ASKED.items() if name in ("greedy", "seeded", "penalised")]
+)
+def test_whatever_the_host_decides_the_tokens_are_those_of_the_target(monkeypatch, asked, packs):
+    """Random turns against steps that never draft, and draft latents of every committed row."""
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    asked = [each | {"sampling_seed": 5 + i} for i, each in enumerate(asked)]
+    chance, truth, lengths = random.Random(4), None, set()
+    for turns in ([], *(chance.choices(TURNS, k=12) for _ in range(5))):
+        wishes = ["wrong@1", "oracle", None] if truth else [None] * 3
+        stand_ins, worker, batch = served(monkeypatch, wishes, looks_back, asked, truth or [[]] * 3)
+        worker.packs, worker.gate = packs, Scripted(turns)
+        worker.scheduler.cost = (Steps(3, (3, 18), (0.1, 0.11)),)
+        texts = [[token] for token in batch.spec_info.bonus_tokens.tolist()]
+        while min(map(len, texts)) < 20:
+            before = batch.seq_lens.tolist()
+            result = worker.forward_batch_generation(batch)
+            lengths |= set(result.accept_lens.tolist())
+            rows = zip(result.next_token_ids.view(3, WIDTH), result.accept_lens, strict=True)
+            for text, (tokens, count) in zip(texts, rows, strict=True):
+                text += tokens[:count].tolist()
+            slot, position = stand_ins.injected[-1]
+            kept = zip(before, result.new_seq_lens.tolist(), strict=True)
+            assert sorted(position[slot >= 0].tolist()) == sorted(
+                n for a, b in kept for n in range(a, b)
+            )
+            batch = decode_batch(batch, result)
+        truth = truth or [text[:30] for text in texts]
+        assert [text[:20] for text in texts] == [text[:20] for text in truth]
+    assert {1, 2, 6} <= lengths
+
+
+def test_a_step_without_a_draft_runs_one_row_a_request_and_no_draft(monkeypatch):
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    each = [{"top_k": 1}, {"temperature": 1.0}, {"sampling_seed": 3}]
+    stand_ins, worker, batch = served(monkeypatch, ["oracle"] * 3, each=each)
+    worker.gate = Scripted([])
+    result = worker.forward_batch_generation(batch)
+    assert (stand_ins.drafted, stand_ins.launched) == (0, [3])
+    assert result.accept_lens.tolist() == result.cap_lens.tolist() == [1, 1, 1]
+    assert result.turn == NO_DRAFT
+
+
+def test_a_step_without_a_draft_never_waits_for_the_device(monkeypatch):
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    monkeypatch.setenv("DSPARK_KEEP_REJECTED", "1")
+    _, worker, batch = served(monkeypatch, [None] * 3, temperature=1.0)
+    worker.packs, worker.gate = False, Scripted([EXPLORE])
+    with NoSync():
+        result = worker.forward_batch_generation(batch)
+    batch = decode_batch(batch, result)
+    with NoSync():
+        worker.forward_batch_generation(batch)
+
+
+def test_only_steps_that_count_tell_whether_drafting_pays(monkeypatch):
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    _, worker, _ = served(monkeypatch, [None] * 3, top_k=1)
+    worker.gate = Scripted([])
+    for turn in (NO_DRAFT, EXPLORE, DRAFT, COUNTS, DRAFT._replace(measured=3)):
+        worker.on_verify_complete_cpu([2, 0], 2, [4, 1], [False, True], turn)
+    assert worker.gate.results == [(False, 2, 3), (True, 0, 0)]
+    assert worker.monitor.report()["verify_steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("mode", "table", "gated"),
+    [
+        ("static", True, False),
+        ("scheduled", True, True),
+        ("cap-accept", True, False),
+        ("scheduled", False, False),
+    ],
+)
+def test_drafting_may_pause_where_steps_have_a_cost_and_a_schedule(
+    monkeypatch, tmp_path, mode, table, gated
+):
+    monkeypatch.setenv("DSPARK_VERIFY", mode)
+    if table:
+        step_cost.save((Steps(1, (1, 6), (0.1, 0.2), 0.05),), tmp_path / "cost.json")
+        monkeypatch.setenv("DSPARK_STEP_COST", str(tmp_path / "cost.json"))
+    _, worker, _ = served(monkeypatch, [None] * 3, top_k=1)
+    assert (worker.gate is not None) == gated
+    assert worker.dump_info_records()["step_cost"] == ("given" if table else None)
+
+
+def test_drafts_that_are_never_right_are_paused(monkeypatch, tmp_path):
+    """The worker and its own gate: a draft doubles the time of a step and brings nothing."""
+    step_cost.save((Steps(3, (3, 18), (0.1, 0.2), 0.05),), tmp_path / "cost.json")
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    monkeypatch.setenv("DSPARK_STEP_COST", str(tmp_path / "cost.json"))
+    stand_ins, worker, batch = served(monkeypatch, ["wrong"] * 3, top_k=1)
+    for _ in range(30):
+        result = worker.forward_batch_generation(batch)
+        right = [n - 1 for n in result.accept_lens.tolist()]
+        worker.on_verify_complete_cpu(right, 3, result.cap_lens.tolist(), [False] * 3, result.turn)
+        batch = decode_batch(batch, result)
+    assert worker.gate.without_draft > 20
+    assert stand_ins.drafted == 30 - worker.gate.without_draft
+    worker.set_dspark_forced_budget_frac(0.5)  # a measurement that wants every draft
+    assert worker.forward_batch_generation(batch).turn == DRAFT
+
+
+def test_steps_are_measured_and_the_table_is_used_and_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    monkeypatch.setattr(step_costs, "describe", lambda *_: {"here": 1})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Settings, "measures_steps", True)
+    stand_ins, worker, batch = served(monkeypatch, ["oracle"] * 3, top_k=1)
+    assert worker.dump_info_records()["step_cost"] == "not measured"
+    worker.measure_steps(True)
+    for _ in range(steps_of(GAMMA) + 1):
+        result = worker.forward_batch_generation(batch)
+        assert result.accept_lens.tolist() == [1, 1, 1]
+        batch = decode_batch(batch, result)
+    assert stand_ins.launched[:: SETTLING + COUNTING] == [18, 3, 3, 9, 6, 18]
+    worker.measure_steps(False)
+    assert worker.dump_info_records()["step_cost"] == "measured at start"
+    (steps,) = worker.scheduler.cost
+    assert (steps.requests, steps.rows) == (3, (3, 6, 9, 18))
+    assert steps.without_draft is not None
+    _, again, _ = served(monkeypatch, ["oracle"] * 3, top_k=1)
+    assert again.dump_info_records()["step_cost"] == "measured at an earlier start"
+    assert again.scheduler.cost == step_cost_cache.find({"here": 1})
+
+
+def test_too_few_steps_make_no_table(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("DSPARK_VERIFY", "scheduled")
+    monkeypatch.setattr(step_costs, "describe", lambda *_: {"here": 1})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Settings, "measures_steps", True)
+    _, worker, batch = served(monkeypatch, ["oracle"] * 3, top_k=1)
+    worker.measure_steps(True)
+    worker.forward_batch_generation(batch)
+    worker.measure_steps(False)
+    assert "Steps could not be measured" in caplog.text
+    assert worker.dump_info_records()["step_cost"] == "not measured"
+    assert worker.timer is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dspark.errors import UsageError
-from dspark.speculation.forced_drafts import ForcedDrafts, right_drafts
+from dspark.speculation.forced_drafts import ForcedDrafts, nobody_drafts, right_drafts
 
 
 def wish(kind, continuation=(), prompt=4):
@@ -32,7 +32,19 @@ def test_forced_drafts_follow_their_requests():
     assert certain.tolist() == [True, True, True, True, False]
 
 
+def test_a_batch_drafts_where_anybody_wants_to():
+    none, own, oracle = wish("none"), wish(None), wish("oracle", [1])
+    assert nobody_drafts([none, none])
+    assert not nobody_drafts([none, own])
+    assert not nobody_drafts([none, oracle])
+    forced = ForcedDrafts(slots=3, longest=8, depth=3, vocab=100, device="cpu")
+    forced.admit([1], [none])
+    model = torch.tensor([[7, 8, 9]])
+    tokens, certain = forced.replace(model, torch.tensor([1]), torch.tensor([9]))
+    assert (tokens.tolist(), certain.tolist()) == ([[7, 8, 9]], [False])
+
+
 @pytest.mark.parametrize("kind", ["orakel", "oracle@2", "wrong@", "wrong@x"])
 def test_unknown_forced_drafts_are_named(kind):
-    with pytest.raises(UsageError, match="oracle, wrong, wrong@k or random"):
+    with pytest.raises(UsageError, match="oracle, wrong, wrong@k, random or none"):
         right_drafts(kind, 5)

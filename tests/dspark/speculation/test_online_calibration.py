@@ -81,6 +81,14 @@ def test_a_class_does_not_age_by_the_steps_of_the_other():
     assert later.tested[:, :BINS].equal(seen.tested[:, :BINS])
 
 
+def test_a_step_without_a_draft_ages_what_was_seen():
+    made = OnlineCalibration(GAMMA, "cpu")
+    made.learn(TRUST, SAMPLED, torch.tensor([3]), torch.tensor([4]))
+    for _ in range(HALF_LIFE):
+        made.age(SAMPLED)
+    assert made.report()["sampled"] == {"tested": [0.5] * 3, "surplus": [0.4] * 3}
+
+
 HOSTILE = st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 0.0, 1.0, 7.0]) | st.floats(
     0, 1, width=32
 )

@@ -44,3 +44,24 @@ def test_settings_reach_the_scheduler(monkeypatch, tmp_path):
     assert made.mode is Mode.CAP_ACCEPT
     assert made.cost == cost
     assert made.forced_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "measures"),
+    [
+        ({}, False),
+        ({"DSPARK_VERIFY": "scheduled"}, True),
+        ({"DSPARK_VERIFY": "cap-accept"}, True),
+        ({"DSPARK_VERIFY": "scheduled", "DSPARK_VERIFY_BUDGET": "0"}, False),
+        ({"DSPARK_VERIFY": "scheduled", "DSPARK_FORCED_DRAFTS": "1"}, False),
+        ({"DSPARK_VERIFY": "scheduled", "DSPARK_STEP_COST": "cost.json"}, False),
+    ],
+)
+def test_steps_are_measured_where_a_schedule_has_no_table(
+    monkeypatch, tmp_path, variables, measures
+):
+    monkeypatch.chdir(tmp_path)
+    step_cost.save((step_cost.Steps(1, (1,), (0.5,)),), "cost.json")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert Settings.from_environment(gamma=5).measures_steps == measures

@@ -23,6 +23,17 @@ def test_a_table_holds_medians_that_never_decrease():
     assert two.seconds == pytest.approx((0.1, 0.2375, 0.2375))
 
 
+def test_a_step_without_a_draft_is_the_least():
+    """Medians 0.3 without and 0.2 with one row a request in the wrong order: both 0.26."""
+    without = [Sample(2, 2, s, drafted=False) for s in (0.3, 0.3, 0.3)]
+    drafted = [Sample(2, 2, 0.2), Sample(2, 2, 0.2), Sample(2, 12, 0.5)]
+    (steps,) = step_cost.from_samples([*without, *drafted])
+    assert steps.rows == (2, 12)
+    assert steps.seconds == pytest.approx((0.26, 0.5))
+    assert steps.without_draft == pytest.approx(0.26)
+    assert step_cost.from_samples([*drafted, Sample(1, 1, 0.1, drafted=False)])[0].requests == 2
+
+
 POSITIVE = st.floats(0.001, 10)
 
 
@@ -71,6 +82,27 @@ def test_one_measured_batch_size_stands_for_all():
     assert step_cost.seconds_by_budget(COST[:1], 2, 1) == pytest.approx([0.010, 0.011, 0.012])
 
 
+@pytest.mark.parametrize(
+    ("requests", "milliseconds"), [(1, 5), (2, 8), (4, 14), (7, 23), (100, 302)]
+)
+def test_costs_without_a_draft_grow_with_the_requests(requests, milliseconds):
+    cost = (COST[0]._replace(without_draft=0.005), COST[1]._replace(without_draft=0.014))
+    assert step_cost.seconds_without_draft(cost, requests) == pytest.approx(milliseconds / 1000)
+    assert step_cost.seconds_without_draft(cost[:1] + COST[1:], requests) is None
+
+
+@given(st.data(), st.integers(1, 12))
+def test_a_step_without_a_draft_never_costs_more(data, requests):
+    samples = [
+        Sample(size, size, data.draw(POSITIVE), drafted)
+        for size in data.draw(st.sets(st.integers(1, 8), min_size=1, max_size=3))
+        for drafted in (True, False)
+    ]
+    cost = step_cost.from_samples(samples)
+    found = step_cost.seconds_without_draft(cost, requests)
+    assert 0 < found <= step_cost.seconds_by_budget(cost, requests, 5)[0]
+
+
 @given(st.data(), st.integers(1, 12), st.integers(1, 5))
 def test_more_drafts_never_cost_less(data, requests, depth):
     samples = [
@@ -83,9 +115,11 @@ def test_more_drafts_never_cost_less(data, requests, depth):
     assert min(found) > 0
 
 
-def test_a_table_survives_the_file(tmp_path):
-    step_cost.save(COST, tmp_path / "cost.json")
-    assert step_cost.load(tmp_path / "cost.json") == COST
+@pytest.mark.parametrize("without", [None, 0.0075])
+def test_a_table_survives_the_file(tmp_path, without):
+    cost = (COST[0]._replace(without_draft=without), COST[1])
+    step_cost.save(cost, tmp_path / "cost.json")
+    assert step_cost.load(tmp_path / "cost.json") == cost
 
 
 @pytest.mark.parametrize(
@@ -99,6 +133,9 @@ def test_a_table_survives_the_file(tmp_path):
         ([{"requests": 2, "rows": [2, 3], "milliseconds": [5, 4]}], "never decrease"),
         ([{"requests": 2, "rows": [2, 3], "milliseconds": [0, 4]}], "must be positive"),
         ([{"requests": 2, "rows": [2], "milliseconds": [1]}] * 2, "strictly increase"),
+        ([{"requests": 2, "rows": [2], "milliseconds": [1], "without_draft": 2}], "less than any"),
+        ([{"requests": 2, "rows": [2], "milliseconds": [1], "without_draft": []}], "not a step"),
+        ([7], "not a step cost table"),
     ],
 )
 def test_a_bad_table_is_named_in_one_sentence(tmp_path, steps, complaint):
