@@ -174,6 +174,8 @@ def of_drafts(section: Mapping[str, Any]) -> Iterator[Text]:
     )
     for k, share in enumerate(section["acceptance_per_position"], start=1):
         yield Text(line(f"draft {k}", share, f"{share:.0%}"))
+    if section["steps_without_draft"]:
+        yield Text(f"{'paused':<10}{section['steps_without_draft']:,} steps without drafts")
     if section["warning"]:
         yield Text(f"stuck: {section['warning']}", style="bold red")
 

@@ -31,6 +31,7 @@ DRAFTING = {
     "verify_rows_saved": 1500,
     "mean_accepted_length": 3.25,
     "acceptance_per_position": [0.75, 0.5],
+    "steps_without_draft": 0,
     "warning": None,
 }
 ROW = {"rid": "one", "prompt": 12, "written": 34, "steps": 10, "delivered": 33, "rows": 45}
@@ -128,6 +129,11 @@ def test_no_line_is_wider_than_the_terminal(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 11
     assert max(map(len, lines)) <= 40
+
+
+def test_pauses_of_drafting_are_shown():
+    now = moment(DRAFTING | {"steps_without_draft": 1234})
+    assert lines_of(now, now)[-1] == "paused    1,234 steps without drafts"
 
 
 def test_a_warning_is_shown():
