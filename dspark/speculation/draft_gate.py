@@ -17,8 +17,8 @@ from dspark.speculation.turn import DRAFT, NO_DRAFT, Turn
 HALF_LIFE = 24  # steps of a request of the class
 DECAY = 0.5 ** (1 / HALF_LIFE)
 STALE = 0.25  # weight of what was known before a pause
-TRIAL = 4  # steps; the first verifies everything and counts only for the calibration
-PAUSES = (16, 32, 64, 128)  # steps; the last for as long as it takes
+TRIAL = 3  # steps; the first verifies everything and counts only for the calibration
+PAUSES = (32, 64, 128, 256)  # steps; the last for as long as it takes
 SIZES_KEPT = 256  # of batches whose costs are kept
 
 
