@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from sglang.srt.distributed import get_world_group
 from sglang.srt.utils import get_available_gpu_memory
+from torch import distributed as dist
 
 from dspark.errors import UsageError
 from dspark.host import memory_budget, memory_flags
@@ -89,14 +90,14 @@ def available_bytes(configurator, weights: Weights) -> int | None:
     if configurator.device == "cpu":
         card = memory_flags.card_bytes(configurator.server_args, on_cpu=True)
         return None if card is None else card - memory_budget.CONTEXT_LEAST
+    free = int(get_available_gpu_memory(configurator.device, configurator.gpu_id) * GIB)
+    # Pieces that loading has left in torch's hands are not lost: what comes next fills them.
+    left = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    least = torch.tensor(free + left)
     world = get_world_group()
-    free = get_available_gpu_memory(
-        configurator.device,
-        configurator.gpu_id,
-        distributed=world.world_size > 1,
-        cpu_group=world.cpu_group,
-    )
-    return int(free * GIB) + weights.target + weights.draft
+    if world.world_size > 1:
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=world.cpu_group)
+    return int(least) + weights.target + weights.draft
 
 
 def static_bytes(args) -> int | None:

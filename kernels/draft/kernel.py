@@ -35,7 +35,16 @@ def _best(reports, rows, requests, count, BLOCK_M: tl.constexpr, BLOCK_P: tl.con
     return best
 
 
-@triton.jit(do_not_specialize=["k", "requests", "count"])  # else a compilation for each
+# Small and read word by word, and where they begin depends on how many requests there are.
+PER_REQUEST = [
+    "prev", "reports", "temperature", "seeded", "seed", "committed", "tokens", "new_reports",
+]  # fmt: skip
+
+
+# Else a compilation for each.
+@triton.jit(
+    do_not_specialize=["k", "requests", "count"], do_not_specialize_on_alignment=PER_REQUEST
+)
 def _markov_step(
     base, prev, w1, w2, reports, temperature, seeded, seed, committed, logits, tokens, new_reports,
     k, requests, gamma, shard, vocab_start, count,

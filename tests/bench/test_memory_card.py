@@ -60,13 +60,8 @@ def test_the_plan_is_compared_with_what_torch_reserved():
     assert memory_card.planned_against_measured({"planned": planned}) is None
 
 
-def test_stops_are_tokens_that_the_model_writes():
-    class Server:
-        def generate(self, prompt, new_tokens):
-            return type("Out", (), {"ids": list(range(prompt[0], prompt[0] + new_tokens))})
-
-    # All three short prompts begin with 7 in a vocabulary of 500.
-    assert memory_card.stop_tokens(Server(), 500) == [27, 28, 29, 30]
+def test_every_sixteenth_token_stops_a_request():
+    assert memory_card.stop_tokens(50) == [5, 21, 37]
 
 
 def test_an_aborted_request_has_no_ids():

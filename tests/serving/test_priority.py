@@ -85,7 +85,7 @@ def test_a_request_without_a_priority_is_the_lowest(server, alone):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("events", [*range(1, 10), 14, 19, 24])
+@pytest.mark.parametrize("events", [1, 2, 3, 5, 8, 14, 24])
 def test_preempted_anywhere(server, alone, events):
     for pair in itertools.combinations(VICTIMS, 2):
         preempt(server, alone, pair, events, priority=0)

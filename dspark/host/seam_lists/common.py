@@ -4,11 +4,7 @@ from dspark.host.seam import Seam, Use
 
 SEAMS = (
     Seam("utils.get_device", Use.CALL),
-    Seam(
-        "utils.get_available_gpu_memory",
-        Use.CALL,
-        ("device", "gpu_id", "distributed", "cpu_group"),
-    ),
+    Seam("utils.get_available_gpu_memory", Use.CALL, ("device", "gpu_id")),
     Seam("distributed.get_world_group", Use.CALL),
     Seam("entrypoints.warmup.warmup", Use.CALL, ("name",)),
     Seam("managers.io_struct.GenerateReqInput", Use.CALL, ("input_ids", "sampling_params")),
