@@ -299,6 +299,50 @@ def embedded_table(record: Record) -> str:
 
 
 # marker -> (raw record, how it is shown)
+def rank_sum_table(record: Record) -> str:
+    """One sum over eight ranks, of which one runs the kernel and seven publish."""
+    rows = [
+        [
+            counted(figure["rows"], "row"),
+            number(figure["received"], 0, 1 / 1024),
+            *(number(figure[name], 1) for name in ("early_us", "late_us", "copies_us")),
+        ]
+        for figure in record["figures"]
+    ]
+    header = ["one sum over eight ranks", "KB read", "others early us", "others late us",
+              "copies and sum us"]  # fmt: skip
+    return f"{caption(record, single=True)}\n\n{markdown(header, rows)}"
+
+
+def small_card_table(record: Record) -> str:
+    """Servers on what a card of 24 GB has free."""
+    rows = [
+        [
+            name,
+            f"{case['memory']['planned']['tokens']:,}",
+            number(case["startup_s"], 0),
+            str(case["requests"]),
+            str(len(case["failures"])),
+            str(case["retractions"]),
+            str(len(case["kernels_compiled"])),
+            f"{case['plan_over_measured']:+.1%}",
+            same_ids(record, name),
+        ]
+        for name, case in record["cases"].items()
+    ]
+    header = [
+        "flags", "tokens in the pool", "start s", "requests", "failed", "retracted",
+        "kernels compiled when ready", "plan over measured", "greedy outputs as alone",
+    ]  # fmt: skip
+    return f"{caption(record, single=True)}\n\n{markdown(header, rows)}"
+
+
+def same_ids(record: Record, name: str) -> str:
+    """Of a case that was compared with the target alone."""
+    found = record["comparisons"].get(f"{name} against default-target")
+    return f"{found['equal']} of {found['compared']}" if found else "-"
+
+
 TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "serving-cpu": ("pair-cpu.json", serving_table),
     "scaling-cpu": ("serve-cpu.json", scaling_table),
@@ -313,6 +357,8 @@ TABLES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "decode-step-h200": ("decode-step-h200.json", decode_step_table),
     "step-h200": ("stock-ops-h200.json", step_table),
     "embedded-acceptance": ("embedded-acceptance.json", embedded_table),
+    "rank-sum-h200": ("rank-sum-h200.json", rank_sum_table),
+    "memory-24gb-h200": ("memory-24gb-h200.json", small_card_table),
     "tune-schedule-h200": ("h200-tune-schedule/session.json", tuner_table),
 }
 

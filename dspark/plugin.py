@@ -63,6 +63,10 @@ HOOKS: dict[str, Callable] = {
     f"{seam.CHAT}._process_tool_call_stream": answer_hooks.finish_tool_calls,
     f"{seam.CHAT}._process_reasoning_stream": answer_hooks.finish_reasoning,
     f"{seam.RESPONSES}.responses_stream_generator_non_harmony": answer_hooks.stream_responses,
+    **{
+        f"{seam.RESPONSES}.{method}_responses": answer_hooks.count_as_responses_do
+        for method in ("create", "retrieve", "cancel")
+    },
     "entrypoints.engine.Engine._launch_scheduler_processes": rank_hooks.watch_ranks,
     "entrypoints.engine._wait_for_scheduler_ready": rank_hooks.blame_before_giving_up,
     f"{seam.SIGNALS}.running_phase_sigquit_handler": rank_hooks.blame_before_ending,

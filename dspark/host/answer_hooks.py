@@ -1,6 +1,7 @@
 """Hooks: how answers are read and sent."""
 
 import functools
+from typing import Any
 
 from dspark.host import arguments
 from dspark.host.ours import is_ours, manager_is_ours
@@ -78,3 +79,28 @@ def stream_responses(
         incremental = manager.server_args.incremental_streaming_output
         result_generator = parsers.marking_the_last(result_generator, incremental)
     return original(serving, request, sampling_params, result_generator, *args, **kwargs)
+
+
+async def count_as_responses_do(original, serving, *args, **kwargs):
+    """OpenAIServingResponses.create_responses and those that look a response up.
+
+    SGLang counts tokens of a whole response by the names of chat completions, where no client of
+    this endpoint looks.
+    """
+    answer = await original(serving, *args, **kwargs)
+    usage = getattr(answer, "usage", None)
+    if usage is None or not manager_is_ours(serving.tokenizer_manager):
+        return answer
+    return answer.model_dump() | {"usage": response_usage(usage)}
+
+
+def response_usage(usage) -> dict[str, Any]:
+    """UsageInfo of SGLang -> `usage` of a response, as the last event of a stream has it."""
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }

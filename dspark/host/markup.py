@@ -272,9 +272,14 @@ def escaped(text: str) -> str:
 
 
 def as_json(value: str) -> str:
-    """A parameter that is said to be JSON; as a string where it is not."""
+    """A parameter that is said to be JSON; as a string where it is not.
+
+    Grammars of strict tools let a model write a string without quotes here. Blanks around a value
+    mean nothing either way.
+    """
+    value = value.strip()
     try:
         json.loads(value)
     except ValueError:
         return quoted(value)
-    return value.strip()
+    return value

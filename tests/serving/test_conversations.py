@@ -42,7 +42,7 @@ ANSWERED = {
     "tool without a call": [USER, said("tool", "3")],
     "assistant twice": [USER, said("assistant", "a"), said("assistant", "b"), USER],
     "assistant last": [USER, said("assistant", "I am")],
-    "many": [USER, said("assistant", "Hi")] * 100 + [USER],
+    "many": [USER, said("assistant", "Hi")] * 20 + [USER],
     "NUL": [said("user", "a\0b")],
     "markers": [said("user", "a <|eos|> b <｜end▁of▁sentence｜> c </think>")],
     "every kind of character": [said("user", "é 好 🌧️ 👩‍🚀 \N{BYTE ORDER MARK} \u202e \r\n\t")],

@@ -23,6 +23,14 @@ SEAMS = (
     Seam("managers.schedule_batch.Req.check_match_stop_str_prefix", Use.HOOK, ("self",)),
     Seam("managers.schedule_batch.Req.tail_str", Use.CALL),
     Seam(f"{STREAMER}.accept", Use.HOOK, ("self", "req")),
+    Seam(f"{RESPONSES}.create_responses", Use.HOOK, ("self", "request", "raw_request")),
+    Seam(f"{RESPONSES}.retrieve_responses", Use.HOOK, ("self", "response_id")),
+    Seam(f"{RESPONSES}.cancel_responses", Use.HOOK, ("self", "response_id")),
+    Seam(
+        "entrypoints.openai.protocol.UsageInfo",
+        Use.CALL,
+        ("prompt_tokens", "completion_tokens", "total_tokens", "reasoning_tokens"),
+    ),
     Seam(
         f"{RESPONSES}.responses_stream_generator_non_harmony",
         Use.HOOK,

@@ -109,6 +109,8 @@ def test_seldom_forms_of_calls():
     assert take_calls([ANSWERS["no parameters"]]) == ("", [("weather", "{}")] * 2)
     assert take_calls([ANSWERS["JSON"]]) == ("", [("weather", '{"city": "苏州", "n": [1, 2]}')])
     assert take_calls([ANSWERS["no JSON"]]) == ("", [("weather", '{"days": "a few"}')])
+    blanks = ANSWERS["no JSON"].replace("a few", "\n 苏州 \n")
+    assert take_calls([blanks]) == ("", [("weather", '{"days": "苏州"}')])
     assert take_calls([ANSWERS["bare call"]])[0] == "text more"
     assert take_calls([ANSWERS["nothing called"]]) == ("a", [])
     assert [name for name, _ in take_calls([ANSWERS["unknown function"]])[1]] == ["weather"]
