@@ -1,5 +1,6 @@
 """Set up every test process as `dspark serve` sets up its own: stand-ins before SGLang."""
 
+import argparse
 import os
 from pathlib import Path
 
@@ -45,3 +46,17 @@ def pytest_collection_modifyitems(items):
         file = Path(item.path)
         group = "a pair of servers" if file.stem in SHARE_A_PAIR else str(file)
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="session")
+def server_flags():
+    """SGLang's parser with this package's flags, as `dspark serve` has it."""
+    from sglang.srt.server_args import ServerArgs
+
+    from dspark import options
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    if "--dspark-verify" not in parser._option_string_actions:  # where no plugin is loaded
+        options.add_flags(parser)
+    return parser

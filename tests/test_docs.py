@@ -88,18 +88,6 @@ def stop_when_parsed(monkeypatch):
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
 
 
-@pytest.fixture(scope="module")
-def server_flags():
-    """SGLang's parser with this package's flags, as `dspark serve` has it."""
-    from sglang.srt.server_args import ServerArgs
-
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    if "--dspark-verify" not in parser._option_string_actions:  # where no plugin is loaded
-        options.add_flags(parser)
-    return parser
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_relative_link_has_its_target(page):
     assert dead_links(page) == []

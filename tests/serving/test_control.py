@@ -1,6 +1,7 @@
 """Control calls in every state of a server: what is not served says so, and nobody is disturbed."""
 
 import json
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -215,6 +216,60 @@ def test_a_pause_keeps_every_token(quiet, alone, mode, events):
     assert call(quiet, "/continue_generation", {}).ok, "without a pause it changes nothing"
 
 
+LONG = prompt(2000, seed=5)  # eight chunks
+COMPANY = 200  # tokens of each request beside it
+WISHES = {  # further fields of each
+    "grammar": {"sampling": {"regex": "[ab]{150}", "ignore_eos": False}},
+    "penalties": {"sampling": {"frequency_penalty": 0.6, "repetition_penalty": 1.3}},
+    "log probabilities": {"return_logprob": True},
+    "stop string": {},  # see `stopped`
+}
+
+
+def told(event: dict) -> tuple:
+    """What a pause must not change of an answer."""
+    meta = event["meta_info"]
+    logprobs = len(meta.get("output_token_logprobs", ()))
+    return event["output_ids"], event["text"], meta["finish_reason"], logprobs
+
+
+@pytest.fixture(scope="module")
+def company(serving):
+    """Fields of the requests beside the long one, and what each is told alone, target-only."""
+    server = serving(TARGET)
+    text = server.generate(prompt(43, seed=13), COMPANY).text
+    stop = {"sampling": {"stop": [text[len(text) // 2 :][:4]]}}
+    fields = [
+        {"tokens": prompt(40 + i, seed=10 + i), "length": COMPANY} | (wish or stop)
+        for i, wish in enumerate(WISHES.values())
+    ]
+    return fields, [told(Stream(server, **each).finish()) for each in fields]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("turn", range(20))
+def test_pauses_anywhere_in_company(quiet, serving, company, turn):
+    """Between blocks and chunks, with a grammar, penalties, log probabilities and a stop string."""
+    rng = random.Random(turn)
+    fields, right = company
+    expected = serving(TARGET).generate(LONG, 3).ids
+    quiet.flush_cache()
+    streams = [Stream(quiet, **each) for each in fields]
+    streams[2].wait_for(rng.randint(1, 20))
+    long = Stream(quiet, LONG, length=3)
+    assert call(quiet, "/pause_generation", {"mode": rng.choice(["in_place", "retract"])}).ok
+    assert call(quiet, "/flush_cache", {}).status_code == 400, "requests are waiting"
+    assert call(quiet, "/server_info", None).ok
+    assert call(quiet, "/v1/loads", None).ok
+    late = Stream(quiet, **fields[1])
+    assert call(quiet, "/continue_generation", {}).ok
+    assert [told(stream.finish()) for stream in [*streams, late]] == [*right, right[1]]
+    assert long.finish()["output_ids"] == expected
+    for stream in [*streams, late]:
+        lengths = [len(event["output_ids"]) for event in stream.events]
+        assert lengths == sorted(lengths)
+
+
 def test_pausing_an_idle_server(quiet, alone):
     for mode in ("in_place", "retract", "abort"):
         assert call(quiet, "/pause_generation", {"mode": mode}).ok
@@ -223,14 +278,25 @@ def test_pausing_an_idle_server(quiet, alone):
 
 
 @pytest.mark.deep
+def test_a_name_is_free_again_when_its_stream_has_ended(quiet, alone):
+    """SGLang aborts whoever bears the name of a stream two seconds after it ended."""
+    assert Stream(quiet, PROMPTS[0], name="again", length=4).finish()["output_ids"] == alone[0][:4]
+    last = Stream(quiet, PROMPTS[0], name="again", length=2000).finish()
+    assert last["meta_info"]["finish_reason"]["type"] == "length"
+    assert last["output_ids"][:TOKENS] == alone[0]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("turn", range(5))
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_a_request_aborted_while_paused_says_all_its_ids(quiet, alone, mode):
-    gone = Stream(quiet, PROMPTS[0], name=f"gone-{mode}")
+def test_a_request_aborted_while_paused_says_all_its_ids(quiet, alone, mode, turn):
+    """Under the same name each time: an earlier stream's end is none of its business."""
+    gone = Stream(quiet, PROMPTS[0], name="gone")
     stays = Stream(quiet, PROMPTS[1])
     gone.wait_for(3)
     stays.wait_for(1)
     assert call(quiet, "/pause_generation", {"mode": mode}).ok
-    assert call(quiet, "/abort_request", {"rid": f"gone-{mode}"}).ok
+    assert call(quiet, "/abort_request", {"rid": "gone"}).ok
     assert call(quiet, "/continue_generation", {}).ok
     last = gone.finish()
     assert last["meta_info"]["finish_reason"]["type"] == "abort"
