@@ -136,21 +136,27 @@ WISHES = (
 )
 
 
-@pytest.mark.parametrize("logprobs", [False, True], ids=["tokens", "logprobs"])
-def test_nothing_is_drafted_for_every_kind_of_request(serving, server, logprobs):
+def answered_alike(server, target, wishes, logprobs: bool) -> list[dict]:
+    """Answers of `server` to one batch of these wishes, which must be the target's too."""
     plain = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 24}
-    none = {"custom_params": {"draft": "none"}}
     body = {
-        "input_ids": PROMPTS[: len(WISHES)],
-        "sampling_params": [plain | wish | none for wish in WISHES],
+        "input_ids": PROMPTS[: len(wishes)],
+        "sampling_params": [plain | wish for wish in wishes],
         "return_logprob": logprobs,
         "top_logprobs_num": 2,
     }
-    ours, theirs = server.request("/generate", body), serving(TARGET).request("/generate", body)
+    ours, theirs = server.request("/generate", body), target.request("/generate", body)
     assert [a["output_ids"] for a in ours] == [a["output_ids"] for a in theirs]
     if logprobs:
         for name in ("output_token_logprobs", "output_top_logprobs"):
             assert [a["meta_info"][name] for a in ours] == [a["meta_info"][name] for a in theirs]
+    return ours
+
+
+@pytest.mark.parametrize("logprobs", [False, True], ids=["tokens", "logprobs"])
+def test_nothing_is_drafted_for_every_kind_of_request(serving, server, logprobs):
+    none = {"custom_params": {"draft": "none"}}
+    answered_alike(server, serving(TARGET), [wish | none for wish in WISHES], logprobs)
 
 
 @pytest.mark.parametrize("wishes", [WISHES[:1] + WISHES[2:4], WISHES], ids=["chosen", "adjusted"])
@@ -160,18 +166,7 @@ def test_rows_are_left_out_beside_every_kind_of_request(
     serving, server, budget, wishes, share, logprobs
 ):
     budget(share)
-    plain = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 24}
-    body = {
-        "input_ids": PROMPTS[: len(wishes)],
-        "sampling_params": [plain | wish for wish in wishes],
-        "return_logprob": logprobs,
-        "top_logprobs_num": 2,
-    }
-    ours, theirs = server.request("/generate", body), serving(TARGET).request("/generate", body)
-    assert [a["output_ids"] for a in ours] == [a["output_ids"] for a in theirs]
-    if logprobs:
-        for name in ("output_token_logprobs", "output_top_logprobs"):
-            assert [a["meta_info"][name] for a in ours] == [a["meta_info"][name] for a in theirs]
+    ours = answered_alike(server, serving(TARGET), wishes, logprobs)
     assert all(a["meta_info"]["spec_cap_length"] < 6 for a in ours)
 
 
