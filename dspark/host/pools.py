@@ -5,14 +5,13 @@ from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
 from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
 
 from dspark.host import memory_report
+from dspark.host.memory_budget import GIB
 from dspark.host.pool_sizes import layers_of, state_geometry
 from dspark.kernels.common.index_pages import PACKED_STRIDE
 from dspark.kernels.common.kv_pages import page_stride
 from dspark.state import StateLifecycle
 from dspark.target.caches import C4_PER_PAGE, C128_PER_PAGE, PAGE_TOKENS, LayerCaches
 from dspark.target.config import ModelConfig
-
-GIB = 1 << 30
 
 
 def _pool(pages: int, stride: int, device) -> torch.Tensor:
